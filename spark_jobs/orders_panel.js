@@ -1,4 +1,5 @@
-// The orders pipeline's own panel on Sluice's page: the busiest locations, from the routes in orders_routes.py.
+// The orders pipeline's own panel on Sluice's page: the busiest locations, from the routes in
+// orders_routes.py.
 
 const SHOWN = 12;
 

@@ -1,13 +1,16 @@
 // What the runs of all pipelines have cost, by day, owner and pipeline.
 
 import { get, part, query } from "./api.js";
-import { badge, card, element, link, table } from "./dom.js";
+import { badge, card, choices, element, link, table } from "./dom.js";
 import { duration, number } from "./format.js";
 
 const DAYS = [7, 30, 90];
-const MOST_OWNERS = 5,
-  SHOWN_PIPELINES = 20;
+const MOST_OWNERS = 5;
+const SHOWN_PIPELINES = 20;
 const DAY_MS = 86_400_000;
+const WHAT =
+  "CPU time and memory of runs, on the hosts of their drivers, by the day in UTC on which they " +
+  "ended. What executors on other hosts and state servers use is not in it.";
 
 export async function costs(_path, search) {
   const days = DAYS.find((choice) => String(choice) === search.get("days")) ?? DAYS[0];
@@ -17,12 +20,8 @@ export async function costs(_path, search) {
     live: false,
     content: [
       element("h1", {}, "Costs"),
-      element(
-        "p",
-        { class: "quiet" },
-        "CPU time and memory of runs, on the hosts of their drivers, by the day in UTC on which they ended. What executors on other hosts and state servers use is not in it.",
-      ),
-      choices(days),
+      element("p", { class: "quiet" }, WHAT),
+      chooseDays(days),
       all.length
         ? await content(all, days, search.get("all") === "1")
         : card("No costs", element("p", {}, "No run has ended on these days.")),
@@ -30,22 +29,13 @@ export async function costs(_path, search) {
   };
 }
 
-function choices(days) {
-  return element(
-    "nav",
-    { class: "choices", "aria-label": "Days" },
-    DAYS.map((choice) =>
-      element(
-        "a",
-        {
-          class: "choice",
-          href: `#/costs${query({ days: choice === DAYS[0] ? "" : choice })}`,
-          "aria-current": choice === days ? "true" : null,
-        },
-        `Last ${choice} days`,
-      ),
-    ),
-  );
+function chooseDays(days) {
+  const all = DAYS.map((choice) => ({
+    href: `#/costs${query({ days: choice === DAYS[0] ? "" : choice })}`,
+    text: `Last ${choice} days`,
+    isChosen: choice === days,
+  }));
+  return choices("Days", all);
 }
 
 async function content(all, days, isWhole) {
@@ -63,15 +53,14 @@ async function chart(all, days) {
     (_, index) => (today - days + 1 + index + 0.5) * DAY_MS,
   );
   const owners = added(all, ownerOf).map(({ name }) => name);
-  const series = owners
-    .slice(0, MOST_OWNERS)
-    .map((name) => ({ name, of: (cost) => ownerOf(cost) === name }));
-  if (owners.length > MOST_OWNERS)
-    series.push({ name: "others", of: (cost) => owners.indexOf(ownerOf(cost)) >= MOST_OWNERS });
-  const drawn = series.map(({ name, of }) => ({
-    name,
-    values: times.map((at) => onDay(all.filter(of), at)),
-  }));
+  const first = owners.slice(0, MOST_OWNERS);
+  const series = first.map((name) => ({ name, of: (cost) => ownerOf(cost) === name }));
+  if (owners.length > first.length)
+    series.push({ name: "others", of: (cost) => !first.includes(ownerOf(cost)) });
+  const drawn = series.map(({ name, of }) => {
+    const own = all.filter(of);
+    return { name, values: times.map((at) => onDay(own, at)) };
+  });
   const period = { from: times[0] - DAY_MS / 2, to: times.at(-1) + DAY_MS / 2 };
   return element(
     "section",
@@ -98,13 +87,8 @@ function added(all, nameOf) {
   const sums = new Map();
   for (const cost of all) {
     const name = nameOf(cost);
-    const sum = sums.get(name) ?? {
-      name,
-      owner: ownerOf(cost),
-      pipelines: new Set(),
-      ...Object.fromEntries(SUMS.map((each) => [each, 0])),
-    };
-    for (const each of SUMS) sum[each] += cost[each];
+    const sum = sums.get(name) ?? { name, owner: ownerOf(cost), pipelines: new Set() };
+    for (const each of SUMS) sum[each] = (sum[each] ?? 0) + cost[each];
     sum.pipelines.add(cost.pipeline);
     sums.set(name, sum);
   }

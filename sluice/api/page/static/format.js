@@ -29,7 +29,8 @@ const UNITS = [
   ["s", 1],
 ];
 
-// 0.25 → 250 ms; 15 → 15 s; 3600 → 1 h; 5400 → 1 h 30 min: the two largest units, none that is zero.
+// 0.25 → 250 ms; 15 → 15 s; 3600 → 1 h; 5400 → 1 h 30 min: the two largest units, none that is
+// zero.
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
@@ -74,7 +75,8 @@ export const zoneName = Intl.DateTimeFormat().resolvedOptions().timeZone;
 export function timeText(text) {
   const [at, now] = [new Date(text), new Date()];
   if (at.toDateString() === now.toDateString()) return clock.format(at);
-  return `${(at.getFullYear() === now.getFullYear() ? day : dayOfYear).format(at)}, ${clock.format(at)}`;
+  const format = at.getFullYear() === now.getFullYear() ? day : dayOfYear;
+  return `${format.format(at)}, ${clock.format(at)}`;
 }
 
 export function time(text) {

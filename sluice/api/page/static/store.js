@@ -1,49 +1,11 @@
-// A store: search by key, prefix and range, a key's windows as a chart, values as a table, and two snapshots compared.
+// A store: search by key, prefix and range, a key's windows as a chart, values as a table, and two
+// snapshots compared.
 
 import { curl, get, getExact, part, query } from "./api.js";
 import { badge, button, card, element, link, table } from "./dom.js";
-import { ago, duration, json, number, time } from "./format.js";
+import { counted, duration, json, number, time } from "./format.js";
 import { isExact, isObject, pictures } from "./store_pictures.js";
-import { fieldNames, kind, storePath, workers } from "./stores.js";
-
-export async function stores() {
-  const all = await get("/stores", { entries: true });
-  return {
-    title: "Stores",
-    content: [
-      element("h1", {}, "Stores"),
-      element(
-        "section",
-        { class: "card" },
-        table(
-          [
-            {
-              title: "Store",
-              cell: (info) => link(storePath(info.pipeline, info.store), info.store),
-            },
-            {
-              title: "Pipeline",
-              cell: (info) => link(`#/pipelines/${part(info.pipeline)}`, info.pipeline),
-            },
-            { title: "Kind", cell: (info) => badge(kind(info)) },
-            { title: "Key", cell: (info) => element("code", {}, info.key) },
-            { title: "Entries", number: true, cell: (info) => number(info.entries) },
-            { title: "Workers", cell: (info) => workers(info.workers) },
-            {
-              title: "Snapshot",
-              cell: (info) =>
-                info.snapshot
-                  ? [element("code", {}, info.snapshot.id), " ", ago(info.snapshot.published_at)]
-                  : "none",
-            },
-          ],
-          all,
-          { label: "Stores", empty: "No pipeline has published a store yet." },
-        ),
-      ),
-    ],
-  };
-}
+import { fieldNames, kind, storePath, workers } from "./store_words.js";
 
 const FIELDS = [
   ["key", "Key", "exactly this key"],
@@ -110,57 +72,28 @@ function form(hash, given, isWindowed) {
   return element(
     "form",
     { class: "card search", role: "search", onsubmit: (event) => submit(event, hash) },
-    fields.map(([id, label, hint]) =>
-      element(
-        "label",
-        {},
-        label,
-        element("input", {
-          name: id,
-          value: given[id] ?? "",
-          placeholder: hint,
-          autocomplete: "off",
-          spellcheck: "false",
-        }),
-      ),
-    ),
+    fields.map(([name, label, hint]) => input(name, label, hint, given)),
     element("button", { class: "primary" }, "Search"),
   );
 }
 
 function compareForm(hash, given, info) {
   const newest = info.snapshot?.id ?? "";
+  const title = "Compare two snapshots";
   return element(
     "form",
-    {
-      class: "card search",
-      "aria-label": "Compare two snapshots",
-      onsubmit: (event) => submit(event, hash),
-    },
-    element("h2", {}, "Compare two snapshots"),
-    element(
-      "label",
-      {},
-      "Before",
-      element("input", {
-        name: "before",
-        required: true,
-        value: given.before ?? "",
-        placeholder: "1.40, run:NAME or a time",
-      }),
-    ),
-    element(
-      "label",
-      {},
-      "After",
-      element("input", {
-        name: "after",
-        value: given.after ?? "",
-        placeholder: `${newest}, the newest`,
-      }),
-    ),
+    { class: "card search", "aria-label": title, onsubmit: (event) => submit(event, hash) },
+    element("h2", {}, title),
+    input("before", "Before", "1.40, run:NAME or a time", given, { required: true }),
+    input("after", "After", `${newest}, the newest`, given),
     element("button", {}, "Compare"),
   );
+}
+
+function input(name, label, hint, given, more = {}) {
+  const value = given[name] ?? "";
+  const attributes = { name, value, placeholder: hint, autocomplete: "off", spellcheck: "false" };
+  return element("label", {}, label, element("input", { ...attributes, ...more }));
 }
 
 function submit(event, hash) {
@@ -176,30 +109,27 @@ const pageSize = () => (matchMedia("(max-width: 720px)").matches ? 25 : 100);
 
 const RANGE = ["prefix", "first", "last", "from", "to", "as_of", "cursor"];
 
+// The path and the parameters of a request for entries.
+function ofRange({ pipeline, store: name }, given) {
+  const request = { pipeline, limit: pageSize() };
+  for (const id of RANGE) request[id] = given[id];
+  return [`/stores/${part(name)}`, request];
+}
+
+function ofKey({ pipeline, store: name, kind: kindOfStore }, given) {
+  const { key, as_of, from, to } = given;
+  const times = kindOfStore === "window" ? { from, to } : {};
+  const request = { pipeline, as_of, ...times };
+  const path = `/stores/${part(name)}/keys`;
+  // Browsers remove newlines and the segments "." and ".." from a path, so these keys are sent in
+  // the query.
+  if (/^\.{1,2}$|\n/.test(key)) return [path, { ...request, key }];
+  return [`${path}/${part(key)}`, request];
+}
+
 async function entries(info, given) {
   const { pipeline, store: name } = info;
-  const isWindowed = info.kind === "window";
-  const storePart = `/stores/${part(name)}`;
-  const parameters = {
-    pipeline,
-    ...Object.fromEntries(
-      RANGE.filter((id) => given[id] !== undefined).map((id) => [id, given[id]]),
-    ),
-  };
-  // Browsers remove newlines and the segments "." and ".." from a path, so these keys are sent in the query.
-  const inQuery = /^\.{1,2}$|\n/.test(given.key ?? "");
-  let path = storePart,
-    request = { ...parameters, limit: pageSize() };
-  if (given.key !== undefined) {
-    const { pipeline: _, as_of, from, to } = parameters;
-    path = inQuery ? `${storePart}/keys` : `${storePart}/keys/${part(given.key)}`;
-    request = {
-      pipeline,
-      as_of,
-      ...(isWindowed ? { from, to } : {}),
-      ...(inQuery ? { key: given.key } : {}),
-    };
-  }
+  const [path, request] = given.key === undefined ? ofRange(info, given) : ofKey(info, given);
   const reproduce = links(pipeline, name, given, path, request);
   let answer;
   try {
@@ -209,6 +139,7 @@ async function entries(info, given) {
     return card("Nothing found", element("p", { role: "status" }, error.message), reproduce);
   }
   const { cursor: before, ...same } = given;
+  const next = storePath(pipeline, name) + query({ ...same, cursor: answer.cursor });
   return [
     await pictures(info, given, answer.entries),
     card(
@@ -216,7 +147,7 @@ async function entries(info, given) {
       element(
         "p",
         { class: "quiet", role: "status" },
-        `${number(answer.entries.length)} ${answer.entries.length === 1 ? "entry" : "entries"} of snapshot `,
+        `${counted(answer.entries.length, "entry", "entries")} of snapshot `,
         element("code", {}, answer.snapshot.id),
         ", published ",
         time(answer.snapshot.published_at),
@@ -224,15 +155,7 @@ async function entries(info, given) {
         answer.standby && badge("a standby answered", "degraded"),
       ),
       values(answer.entries, pipeline, name, given),
-      answer.cursor &&
-        element(
-          "p",
-          {},
-          link(
-            storePath(pipeline, name) + query({ ...same, cursor: answer.cursor }),
-            `Next ${pageSize()}`,
-          ),
-        ),
+      answer.cursor && element("p", {}, link(next, `Next ${pageSize()}`)),
       reproduce,
     ),
   ];
@@ -253,39 +176,30 @@ function links(pipeline, name, given, path, request) {
 
 // Key, window, and a column for each field of the values.
 function values(all, pipeline, name, given) {
-  const fields = [
-    ...new Set(all.flatMap((entry) => (isObject(entry.value) ? Object.keys(entry.value) : []))),
-  ];
+  const objects = all.filter((entry) => isObject(entry.value));
+  const fields = new Set(objects.flatMap((entry) => Object.keys(entry.value)));
+  const pathOf = (key) => storePath(pipeline, name) + query({ key, as_of: given.as_of });
   const columns = [
-    {
-      title: "Key",
-      cell: (entry) =>
-        link(
-          storePath(pipeline, name) + query({ key: entry.key, as_of: given.as_of }),
-          entry.key || "(empty)",
-        ),
-    },
+    { title: "Key", cell: (entry) => link(pathOf(entry.key), entry.key || "(empty)") },
   ];
   if (all.some((entry) => entry.start)) {
     columns.push({ title: "Start", cell: (entry) => time(entry.start) });
-    columns.push({
-      title: "Length",
-      number: true,
-      cell: (entry) => duration((Date.parse(entry.end) - Date.parse(entry.start)) / 1000),
-    });
+    columns.push({ title: "Length", number: true, cell: (entry) => duration(lengthOf(entry)) });
   }
-  if (all.some((entry) => !isObject(entry.value)))
+  if (objects.length < all.length)
     columns.push({
       title: "Value",
       cell: (entry) => (isObject(entry.value) ? "" : value(entry.value)),
     });
   for (const field of fields)
-    columns.push({
-      title: field,
-      cell: (entry) =>
-        isObject(entry.value) && field in entry.value ? value(entry.value[field]) : "",
-    });
+    columns.push({ title: field, cell: (entry) => fieldOf(entry.value, field) });
   return table(columns, all, { label: "Values", empty: "There are no entries." });
+}
+
+const lengthOf = ({ start, end }) => (Date.parse(end) - Date.parse(start)) / 1000;
+
+function fieldOf(data, field) {
+  return isObject(data) && field in data ? value(data[field]) : "";
 }
 
 const value = (data) => element("code", {}, isExact(data) ? data.source : json(data));
@@ -306,28 +220,25 @@ async function difference(pipeline, name, given) {
     element(
       "p",
       { role: "status" },
-      ["same", "changed", "missing", "added"].map((kind) => [
-        badge(`${kind}: ${number(diff[kind])}`, diff[kind] && kind !== "same" ? "behind" : ""),
-        " ",
-      ]),
+      ["same", ...CHANGES].map((what) => countOf(diff, what)),
     ),
-    table(
-      [
-        { title: "Key", cell: (example) => example.key || "(empty)" },
-        { title: "Window", cell: (example) => time(example.start) },
-        { title: "Kind", cell: (example) => badge(example.kind) },
-        {
-          title: "Before",
-          cell: (example) => (example.before === undefined ? "–" : value(example.before)),
-        },
-        {
-          title: "After",
-          cell: (example) => (example.after === undefined ? "–" : value(example.after)),
-        },
-      ],
-      diff.examples,
-      { label: "Examples", empty: "All entries are the same." },
-    ),
+    table(DIFFERENCE, diff.examples, { label: "Examples", empty: "All entries are the same." }),
     reproduce,
   );
 }
+
+const CHANGES = ["changed", "missing", "added"];
+
+function countOf(diff, what) {
+  const isMarked = diff[what] > 0 && CHANGES.includes(what);
+  return [badge(`${what}: ${number(diff[what])}`, isMarked ? "behind" : ""), " "];
+}
+
+const orAbsent = (data) => (data === undefined ? "–" : value(data));
+const DIFFERENCE = [
+  { title: "Key", cell: (example) => example.key || "(empty)" },
+  { title: "Window", cell: (example) => time(example.start) },
+  { title: "Kind", cell: (example) => badge(example.kind) },
+  { title: "Before", cell: (example) => orAbsent(example.before) },
+  { title: "After", cell: (example) => orAbsent(example.after) },
+];

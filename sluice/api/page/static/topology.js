@@ -1,11 +1,13 @@
-// The topology of a pipeline, with the records of the chosen time, and what is known about the chosen node.
+// The topology of a pipeline, with the records of the chosen time, and what is known about the
+// chosen node.
 
 import { address, part, query } from "./api.js";
 import { badge, card, element, link } from "./dom.js";
 import { counted, number } from "./format.js";
 import { drawGraph, readGraph } from "./graph.js";
 import { dagre } from "./library.js";
-import { sums } from "./pipeline.js";
+import { historyOf, sums } from "./past.js";
+import { choosePeriod, tabView } from "./pipeline.js";
 
 const graphs = new Map();
 
@@ -19,19 +21,25 @@ export async function nodesOf(name, edition) {
   return graphs.get(key);
 }
 
-export async function topologyTab({ name, overview, past, chosen, hash, search, period }) {
+export const topologyTab = tabView("topology", async (context) => {
+  const past = await historyOf(context);
+  const chosen = context.search.get("node");
+  const mayChoose = context.overview.snapshot;
+  return [mayChoose && choosePeriod(context, "/topology"), await topology(context, past, chosen)];
+});
+
+// The drawing, and the facts about the chosen node.
+export async function topology(context, past, chosen = null) {
+  const { name, overview, hash, search } = context;
   const nodes = await nodesOf(name, overview.snapshot?.id.split(".")[0] ?? "file");
   if (!nodes.length)
     return card(
       "Topology",
       element("p", {}, "The pipeline's file cannot be loaded, so its topology is unknown."),
     );
-  const links = new Map(
-    nodes.map((node) => [
-      node.number,
-      `${hash}/topology${query({ ...Object.fromEntries(search), node: node.number })}`,
-    ]),
-  );
+  const given = Object.fromEntries(search);
+  const linkOf = (node) => `${hash}/topology${query({ ...given, node: node.number })}`;
+  const links = new Map(nodes.map((node) => [node.number, linkOf(node)]));
   const counts = countsOf(nodes, past);
   const failing = failingSteps(nodes, past);
   const node = nodes.find((candidate) => String(candidate.number) === chosen);
@@ -41,34 +49,24 @@ export async function topologyTab({ name, overview, past, chosen, hash, search, 
     failing,
     chosen: node?.number ?? null,
   });
+  const version = JSON.stringify([name, [...counts], [...failing], chosen, search.toString()]);
   return [
     element(
       "section",
-      {
-        class: "card",
-        "data-island": "topology",
-        "data-version": JSON.stringify([
-          name,
-          [...counts],
-          [...failing],
-          chosen,
-          search.toString(),
-        ]),
-      },
+      { class: "card", "data-island": "topology", "data-version": version },
       drawn,
-      element(
-        "p",
-        { class: "quiet" },
-        !overview.snapshot
-          ? ""
-          : past.batches
-            ? `The numbers count the records of ${past.complete ? "" : "the newest "}${counted(past.batches, "batch", "batches")} ${period.text}. `
-            : "Nothing has been processed in this time. ",
-        "Choose a node to see more.",
-      ),
+      element("p", { class: "quiet" }, whatCounts(context, past), "Choose a node to see more."),
     ),
     node && details(name, node, nodes, overview, past, counts),
   ];
+}
+
+function whatCounts({ overview, period }, past) {
+  if (!overview.snapshot) return "";
+  if (!past.batches) return "Nothing has been processed in this time. ";
+  const which = past.complete ? "" : "the newest ";
+  const batches = counted(past.batches, "batch", "batches");
+  return `The numbers count the records of ${which}${batches} ${period.text}. `;
 }
 
 function details(name, node, nodes, overview, past, counts) {
@@ -76,54 +74,42 @@ function details(name, node, nodes, overview, past, counts) {
   const facts = [];
   const fact = (term, ...value) => facts.push(element("dt", {}, term), element("dd", {}, value));
   if (node.detail) fact("Does", element("code", {}, node.detail));
-  if (node.inputs.length)
-    fact(
-      "Reads from",
-      nodes
-        .filter(({ number: candidate }) => node.inputs.includes(candidate))
-        .map(({ title }) => title)
-        .join(", "),
-    );
+  const inputs = nodes.filter((candidate) => node.inputs.includes(candidate.number));
+  if (inputs.length) fact("Reads from", inputs.map(({ title }) => title).join(", "));
   if (counts.has(node.number)) fact("Records", counts.get(node.number).title);
-  if (node.kind === "source") {
-    const lag = overview.lag.filter(({ topic }) => topic === node.name);
-    fact(
-      "Unread",
-      lag.length
-        ? lag.map((each) => `partition ${each.partition}: ${number(each.unread)}`).join(", ")
-        : overview.lag_error || "unknown",
-    );
-  }
+  if (node.kind === "source") fact("Unread", unreadOf(overview, node.name));
   const failed = sums(past, "failed").get(node.name);
   if (failed) fact("Failed", badge(`${number(failed)} records`, "failed"));
-  return card(
-    node.title,
-    element("dl", {}, facts),
-    element(
-      "p",
-      { class: "actions" },
-      node.kind === "store" &&
-        overview.snapshot &&
-        link(`${own}/stores/${part(node.name)}`, `Open the store ${node.name}`),
-      overview.snapshot &&
-        link(
-          `${own}/dead-letters${node.kind === "step" ? `?step=${part(node.name)}` : ""}`,
-          node.kind === "step" ? "Dead letters of this step" : "Dead letters",
-        ),
-    ),
+  const links = overview.snapshot ? linksOf(own, node) : [];
+  return card(node.title, element("dl", {}, facts), element("p", { class: "actions" }, links));
+}
+
+// Where a person goes on from a node.
+function linksOf(own, node) {
+  if (node.kind === "step") {
+    const path = `${own}/dead-letters?step=${part(node.name)}`;
+    return [link(path, "Dead letters of this step")];
+  }
+  const letters = link(`${own}/dead-letters`, "Dead letters");
+  if (node.kind !== "store") return [letters];
+  return [link(`${own}/stores/${part(node.name)}`, `Open the store ${node.name}`), letters];
+}
+
+function unreadOf(overview, topic) {
+  const partitions = overview.lag.filter((each) => each.topic === topic);
+  if (!partitions.length) return overview.lag_error || "unknown";
+  const texts = partitions.map(
+    ({ partition, unread }) => `partition ${partition}: ${number(unread)}`,
   );
+  return texts.join(", ");
 }
 
 // The steps at which records of the newest column have failed.
 function failingSteps(nodes, past) {
-  const failed = new Set(
-    Object.keys(past.columns.findLast(({ batches }) => batches)?.failed ?? {}),
-  );
-  return new Set(
-    nodes
-      .filter((node) => failed.has(node.name) && node.kind !== "source")
-      .map((node) => node.number),
-  );
+  const newest = past.columns.findLast(({ batches }) => batches);
+  const failed = new Set(Object.keys(newest?.failed ?? {}));
+  const steps = nodes.filter((node) => failed.has(node.name) && node.kind !== "source");
+  return new Set(steps.map((node) => node.number));
 }
 
 // Number of a node → its records.
