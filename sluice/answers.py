@@ -478,6 +478,9 @@ class BatchHistory(msgspec.Struct, frozen=True, kw_only=True):
     """Reason → number of unusable records that were dropped."""
     failed: dict[str, int]
     """Step → number of records for which the step failed."""
+    passed_over: dict[str, int] = {}
+    """`WHAT/STEP` → number of records that a step did not use for another reason, such as
+    `null_key`, `duplicate` or `missing`."""
     dead_letters: dict[str, int]
     """Reason → number of dead letters."""
     read: dict[str, int]
@@ -545,6 +548,9 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     """Snapshots whose audits do not balance, with the reasons; at most ten."""
     complete: bool
     """Whether all batches of the time are counted, and not only the newest 5,000."""
+    steps: dict[str, dict[str, int]] = {}
+    """Step → why it did not use records, such as `failed`, `late` or `null_key` → how many in all
+    these batches."""
     columns: list[HistoryColumn]
     """The parts in which a batch was published or a run ended, oldest first."""
     marks: list[Mark] = []

@@ -52,8 +52,22 @@ def history(
         wrong=wrong[:_MOST_WRONG],
         complete=len(newest) < MOST_BATCHES,
         columns=added_up,
+        steps=_steps(published),
         marks=_marks(ledger, info, since, until, runs),
     )
+
+
+def _steps(published: Sequence[Batch]) -> dict[str, dict[str, int]]:
+    steps: dict[str, Counter[str]] = {}
+    for batch in published:
+        for step, count in batch.failed.items():
+            steps.setdefault(step, Counter())["failed"] += count
+        for step, count in batch.late.items():
+            steps.setdefault(step, Counter())["late"] += count
+        for name, count in batch.passed_over.items():
+            what, _, step = name.partition("/")
+            steps.setdefault(step, Counter())[what] += count
+    return {step: dict(counts) for step, counts in steps.items()}
 
 
 def _column(

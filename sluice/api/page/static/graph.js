@@ -25,8 +25,8 @@ const isAbsent = (part) => part === null || part === undefined || part === false
 const html = make(null);
 const svg = make(SVG);
 
-// The nodes of a topology, from the groups of Sluice's SVG: { number, inputs, name, title, detail,
-// kind }.
+// The nodes of a topology, from the groups of Sluice's SVG: { number, inputs, name, at, title,
+// detail, kind }.
 export function readGraph(text) {
   const source = new DOMParser().parseFromString(text, "image/svg+xml");
   return [...source.querySelectorAll("g[data-number]")].map((group) => {
@@ -43,6 +43,7 @@ export function readGraph(text) {
       title,
       detail: cut < 0 ? "" : full.slice(cut + 2),
       name: group.getAttribute("data-name") ?? "",
+      at: group.getAttribute("data-at") ?? "",
       kind: kindOf(title, inputs),
     };
   });
