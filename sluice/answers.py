@@ -598,6 +598,20 @@ class DailyCost(msgspec.Struct, frozen=True, kw_only=True):
     """The most memory of each run times its duration."""
 
 
+class Activity(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that a person has done to a pipeline."""
+
+    at: datetime
+    by: str
+    """The user, as Airflow or the operating system knows them; empty if nobody knows who."""
+    action: str
+    """Such as `run`, `pause`, `replay` or `re-drive`; `change` for another topology or version,
+    which a run has found, and for notes such as that the state was restored."""
+    detail: str
+    log: str
+    """Path in Airflow of the run that the action has started; an empty text without one."""
+
+
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """A generation of a pipeline's state."""
 

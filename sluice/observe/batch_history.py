@@ -53,7 +53,7 @@ def history(
         complete=len(newest) < MOST_BATCHES,
         columns=added_up,
         steps=_steps(published),
-        marks=_marks(ledger, info, since, until, runs),
+        marks=marks(ledger, info.pipeline, since, until, runs),
     )
 
 
@@ -107,21 +107,22 @@ def _column(
     )
 
 
-def _marks(
+def marks(
     ledger: Ledger,
-    info: GenerationInfo,
+    pipeline: str,
     since: datetime,
     until: datetime,
     newest_first: Sequence[FinishedRun],
 ) -> list[answers.Mark]:
+    """Return what happened to a pipeline in a time: changes between its runs, and notes."""
     marks: list[answers.Mark] = []
-    before = ledger.finished_runs.newest_before(info.pipeline, since)
+    before = ledger.finished_runs.newest_before(pipeline, since)
     for run in reversed(newest_first):
         changes = [] if before is None else _changes(before, run)
         if changes:
             marks.append(answers.Mark(at=run.began_at, text=" and ".join(changes)))
         before = run
-    for note in ledger.notes.all(info.pipeline):
+    for note in ledger.notes.all(pipeline):
         at = datetime.fromisoformat(note.noted_at)
         if since <= at <= until:
             marks.append(answers.Mark(at=at, text=note.text))

@@ -34,6 +34,7 @@ VIEWS = {
     "dead-letters": "#/pipelines/orders/dead-letters?reason=contract&step=",
     "costs": "#/costs?days=30",
     "shards": "#/pipelines/orders/shards",
+    "activity": "#/pipelines/orders/activity",
     "stores": "#/stores",
     "windows": "#/pipelines/orders/stores/general_orders_count_window",
     "values": "#/pipelines/orders/stores/general_orders_revenue",

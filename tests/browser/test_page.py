@@ -55,6 +55,7 @@ VIEWS = {
     "runs": "#/pipelines/orders/runs",
     "pipeline-stores": "#/pipelines/orders/stores",
     "shards": "#/pipelines/orders/shards",
+    "activity": "#/pipelines/orders/activity",
     "stores": "#/stores",
     "windows": "#/pipelines/orders/stores/general_orders_count_window?key=store_1234",
     "values": "#/pipelines/orders/stores/general_orders_revenue?prefix=store_1",
@@ -319,6 +320,12 @@ def test_a_replay_is_started_after_a_question(page: Page, address: str, api: Api
     page.get_by_label("Until", exact=True).fill("orders/0/12")
     with page.expect_response(lambda response: response.request.method == "POST"):
         page.get_by_role("button", name="Replay into a new generation").click()
+    page.get_by_role("link", name="Activity").click()
+    did = page.get_by_role("region", name="Activity").locator("tbody tr")
+    expect(did).to_have_count(2)
+    expect(did.first).to_contain_text("ada")
+    expect(did.first).to_contain_text("from beginning, until orders/0/12")
+    page.get_by_role("link", name="Overview", exact=True).click()
     part = {"action": "replay", "from": "beginning", "until": "orders/0/12"}
     assert api.runs.started == [("orders", {"action": "replay"}, "ada"), ("orders", part, "ada")]
     page.get_by_role("button", name="Replay…").click()

@@ -16,6 +16,7 @@ const ROUTES = [
   [/^\/pipelines\/([^/]+)\/stores$/, () => import("./stores.js"), "pipelineStores"],
   [/^\/pipelines\/([^/]+)\/dead-letters$/, () => import("./dead_letters.js"), "deadLetters"],
   [/^\/pipelines\/([^/]+)\/shards$/, () => import("./shards.js"), "shardsTab"],
+  [/^\/pipelines\/([^/]+)\/activity$/, () => import("./activity.js"), "activityTab"],
   [/^\/costs$/, () => import("./costs.js"), "costs"],
   [/^\/stores$/, () => import("./stores.js"), "stores"],
   [/^\/pipelines\/([^/]+)\/stores\/([^/]+)$/, () => import("./store.js"), "store"],

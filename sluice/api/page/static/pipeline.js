@@ -14,6 +14,7 @@ const TABS = [
   ["stores", "Stores"],
   ["dead-letters", "Dead letters"],
   ["shards", "Shards and generations"],
+  ["activity", "Activity"],
 ];
 const WITH_TIME = ["", "topology", "runs"];
 
