@@ -457,6 +457,20 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     """The owner of the pipeline's DAG in Airflow; empty without a DAG."""
 
 
+class OverviewSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """How many pipelines there are."""
+
+    pipelines: int
+    matching: int
+    """How many of them the request chooses."""
+    failing: int
+    """How many of them have something wrong with them, whatever their health."""
+    health: dict[str, int]
+    owners: dict[str, int]
+    """Owner of the DAG → number of pipelines; an empty text for pipelines without an owner."""
+    tags: dict[str, int]
+
+
 class BatchHistory(msgspec.Struct, frozen=True, kw_only=True):
     """A published batch, according to its audit."""
 

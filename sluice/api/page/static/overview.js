@@ -6,30 +6,51 @@ import { number } from "./format.js";
 import { failures, ORDER, words } from "./health.js";
 import { columnOf, pipelineLines } from "./pipeline_lines.js";
 
-const SHOWN = 100;
+const SHOWN = 60;
 
 export async function overview(_path, search) {
-  const pipelines = await get("/overview");
   const given = {};
   for (const [name, value] of search) if (value !== "") given[name] = value;
-  const content = pipelines.length ? filled(pipelines, given) : nothing();
+  const { health, owner, tag, name } = given;
+  const chosen = { health, owner, tag, name };
+  // Pipelines in another order, or in groups, must all be known.
+  const isWhole = given.all === "1" || given.sort || given.group;
+  const [summary, pipelines] = await Promise.all([
+    get("/overview/summary", chosen),
+    get("/overview", { ...chosen, limit: isWhole ? 0 : SHOWN }),
+  ]);
+  // What needs a person is shown whatever is chosen below.
+  const isChosen = Object.values(chosen).some(Boolean);
+  const worst = isChosen ? await get("/overview", { limit: SHOWN }) : pipelines;
+  const content = summary.pipelines ? filled(summary, worst, pipelines, given) : nothing();
   return { title: "Pipelines", content: [element("h1", {}, "Pipelines"), content] };
 }
 
 const at = (given) => `#/${query(given)}`;
 
-function filled(pipelines, given) {
-  const shown = chosen(pipelines, given);
-  return [failures(pipelines) ?? calm(pipelines), filters(pipelines, given), list(shown, given)];
+function filled(summary, worst, pipelines, given) {
+  return [
+    failures(worst) ?? calm(summary),
+    more(summary, worst),
+    filters(summary, given),
+    list(pipelines, summary, given),
+  ];
 }
 
-function calm(pipelines) {
-  const isAtRest = ({ health }) => ["not_started", "paused", "retired"].includes(health);
-  const text = pipelines.every(isAtRest)
-    ? "No pipeline has run yet."
-    : "Nothing needs a person now.";
+// Says that more pipelines have failures than the first ones.
+function more({ failing }, worst) {
+  const shown = worst.filter((pipeline) => pipeline.failures.length).length;
+  if (failing <= shown) return null;
+  return element("p", { class: "quiet" }, `Something is wrong with ${failing - shown} more.`);
+}
+
+function calm({ health, pipelines }) {
+  const atRest = AT_REST.reduce((sum, state) => sum + (health[state] ?? 0), 0);
+  const text = atRest === pipelines ? "No pipeline has run yet." : "Nothing needs a person now.";
   return element("p", { class: "fine", role: "status" }, text);
 }
+
+const AT_REST = ["not_started", "paused", "retired"];
 
 function nothing() {
   const text =
@@ -38,44 +59,37 @@ function nothing() {
   return card("Nothing has run yet", element("p", {}, text));
 }
 
-// What pipelines are filtered and grouped by → the values of a pipeline, and the group of those
-// that have none.
+// What pipelines are filtered and grouped by → the counts of all pipelines, the values of one, and
+// the group of those that have none.
 const FACETS = {
   owner: {
     label: "Owners",
+    counts: ({ owners }) => owners,
     of: (pipeline) => [pipeline.owner].filter(Boolean),
     none: "without an owner",
   },
-  tag: { label: "Tags", of: (pipeline) => pipeline.tags, none: "without a tag" },
+  tag: {
+    label: "Tags",
+    counts: ({ tags }) => tags,
+    of: (pipeline) => pipeline.tags,
+    none: "without a tag",
+  },
 };
 
-function chosen(pipelines, given) {
-  const text = (given.name ?? "").toLowerCase();
-  const matches = (pipeline) => (name) =>
-    !given[name] || FACETS[name].of(pipeline).includes(given[name]);
-  return pipelines.filter(
-    (pipeline) =>
-      (!given.health || pipeline.health === given.health) &&
-      Object.keys(FACETS).every(matches(pipeline)) &&
-      pipeline.pipeline.toLowerCase().includes(text),
-  );
-}
-
-function filters(pipelines, given) {
-  const counts = Map.groupBy(pipelines, (pipeline) => pipeline.health);
+function filters(summary, given) {
   const { health: current = "", all: _all, ...rest } = given;
   const choice = (health, text, count) => ({
     href: at({ ...rest, health }),
-    text: [`${text} `, element("b", {}, count)],
+    text: [`${text} `, element("b", {}, number(count))],
     isChosen: current === health,
   });
-  const states = ORDER.filter((state) => counts.has(state));
-  const all = states.map((state) => choice(state, words(state), counts.get(state).length));
+  const states = ORDER.filter((state) => summary.health[state]);
+  const all = states.map((state) => choice(state, words(state), summary.health[state]));
   return element(
     "div",
     { class: "filters" },
-    choices("Health", [choice("", "all", pipelines.length), ...all]),
-    Object.keys(FACETS).map((name) => facet(name, pipelines, given)),
+    choices("Health", [choice("", "all", summary.pipelines), ...all]),
+    Object.keys(FACETS).map((name) => facet(name, summary, given)),
     nameFilter(given),
   );
 }
@@ -98,11 +112,12 @@ function typed(name, given) {
   dispatchEvent(new CustomEvent("sluice-typed"));
 }
 
-function facet(name, pipelines, given) {
-  const { label, of } = FACETS[name];
-  const values = [...new Set(pipelines.flatMap(of))].sort();
+function facet(name, summary, given) {
+  const { label, counts } = FACETS[name];
+  const byValue = counts(summary);
+  const values = Object.keys(byValue).filter(Boolean).sort();
   // An owner that all pipelines share tells nothing.
-  const isShared = values.length === 1 && pipelines.every((pipeline) => of(pipeline).length);
+  const isShared = values.length === 1 && byValue[values[0]] === summary.pipelines;
   if (!values.length || isShared) return null;
   const { [name]: current, all: _all, ...rest } = given;
   const all = values.map((value) => ({
@@ -116,7 +131,7 @@ function facet(name, pipelines, given) {
   return choices(label, all);
 }
 
-function list(pipelines, given) {
+function list(pipelines, summary, given) {
   const column = columnOf(given.sort);
   const down = given.down === "1";
   const rows = sorted(pipelines, column, down);
@@ -126,10 +141,10 @@ function list(pipelines, given) {
   };
   const sorting = { by: column.title, down, choose };
   const facet = FACETS[given.group];
-  if (!facet) return section(rows, given, sorting, "Pipelines");
+  if (!facet) return section(rows, summary.matching, given, sorting, "Pipelines");
   return [...grouped(rows, facet)].map(([value, members]) => [
     element("h2", { class: "group" }, value, " ", badge(number(members.length))),
-    section(members, given, sorting, `Pipelines of ${value}`),
+    section(members, members.length, given, sorting, `Pipelines of ${value}`),
   ]);
 }
 
@@ -154,13 +169,14 @@ function grouped(pipelines, { of, none }) {
   return groups;
 }
 
-function section(rows, given, sorting, label) {
-  const all = given.all === "1" || rows.length <= SHOWN;
-  const more = link(at({ ...given, all: "1" }), `Show all ${number(rows.length)}`);
+// The first of `count` pipelines.
+function section(rows, count, given, sorting, label) {
+  const shown = given.all === "1" ? rows : rows.slice(0, SHOWN);
+  const all = link(at({ ...given, all: "1" }), `Show all ${number(count)}`);
   return element(
     "section",
     { class: "card lines" },
-    pipelineLines(all ? rows : rows.slice(0, SHOWN), label, sorting),
-    !all && element("p", {}, more),
+    pipelineLines(shown, label, sorting),
+    shown.length < count && element("p", {}, all),
   );
 }
