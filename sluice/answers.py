@@ -395,7 +395,7 @@ class Run(msgspec.Struct, frozen=True):
     log: str
     """Path in Airflow of the log of the run's failed task, or of its last task."""
     action: str
-    """The action of the run: `run`, `replay`, `promote` or `drop`."""
+    """The action of the run: `run`, `replay`, `promote`, `drop`, `roll_back` or `change`."""
     queued_at: datetime | None = None
     """When the run was asked for."""
     attempts: list[Attempt] = []

@@ -30,6 +30,7 @@ VIEWS = {
     "hour": "#/pipelines/orders?range=hour",
     "topology": "#/pipelines/orders/topology?node=6",
     "runs": "#/pipelines/orders/runs",
+    "run": "#/pipelines/orders/runs?run=manual__2",
     "pipeline-stores": "#/pipelines/orders/stores",
     "dead-letters": "#/pipelines/orders/dead-letters?reason=contract&step=",
     "costs": "#/costs?days=30",

@@ -169,6 +169,25 @@ def test_a_topology_fits_and_its_nodes_open(open_view: Open, many: gallery.Scene
     expect(page.locator("main h1")).to_contain_text("general_orders_count")
 
 
+def test_a_run_of_airflow_opens_its_batches(open_view: Open, many: gallery.Scene) -> None:
+    page = open_view(many, "#/pipelines/orders/runs?run=manual__2")
+    expect(page.get_by_role("region", name="Run").locator("tbody tr")).to_have_count(1)
+    batches = page.get_by_role("region", name="Batches").locator("tbody tr")
+    expect(batches).to_have_count(3)
+    log = batches.first.get_by_role("link", name="log")
+    expect(log).to_have_attribute("href", re.compile("/dags/orders/runs/manual__2/tasks/main"))
+    page.get_by_role("link", name="All runs").click()
+    page.get_by_role("link", name="batches", exact=True).first.click()
+    assert "run=manual__0" in page.url
+
+
+def test_a_run_that_airflow_has_forgotten_is_named(open_view: Open, many: gallery.Scene) -> None:
+    page = open_view(
+        many, "#/pipelines/orders/runs?run=scheduled__2020-01-01T00%3A00%3A00%2B00%3A00"
+    )
+    expect(page.locator("main")).to_contain_text("Run scheduled__2020-01-01T00:00:00+00:00")
+
+
 def test_edges_from_and_to_topics_show_their_records(
     open_view: Open, many: gallery.Scene, page: Page
 ) -> None:

@@ -119,6 +119,9 @@ class Action(StrEnum):
     published meanwhile."""
     DROP = "drop"
     """Remove the generation that a replay has built."""
+    ROLL_BACK = "roll_back"
+    """Make the generation before the current one current again, after a promotion. The pipeline's
+    file must be that of the earlier generation."""
     CHANGE = "change"
     """Compute only new and changed stores from the topics, delete the entries of removed stores,
     keep the state of all others, and then run."""

@@ -39,6 +39,13 @@ const ACTIONS = {
       "are deleted for good. All other stores keep their state, and queries of them go on. " +
       "Then the pipeline runs.",
   },
+  roll_back: {
+    button: "Roll back…",
+    title: "Make the earlier generation current again",
+    text:
+      "The earlier generation is copied, reads what was published since, without output, and " +
+      "becomes the current one. Put the earlier file of the pipeline in place first.",
+  },
   drop: {
     button: "Drop…",
     title: "Remove the new generation",

@@ -37,10 +37,10 @@ const COLUMNS = [
   { title: "Run", cell: (batch) => (batch.log ? airflowLink(batch.log, "log") : "–") },
 ];
 
-export function batchList(batches) {
+export function batchList(batches, { isOpen = false } = {}) {
   return element(
     "details",
-    { class: "card" },
+    { class: "card", open: isOpen },
     element("summary", {}, "Newest batches with their audits"),
     table(COLUMNS, batches, { label: "Batches", empty: "Nothing has been published yet." }),
   );

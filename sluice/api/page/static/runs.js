@@ -2,13 +2,15 @@
 // last batch.
 
 import { get, optional, part, query } from "./api.js";
-import { airflowLink, badge, element, link, svg, table } from "./dom.js";
+import { batchList } from "./batches.js";
+import { airflowLink, badge, card, element, link, svg, table } from "./dom.js";
 import { bytes, counted, duration, number, time } from "./format.js";
 import { took } from "./health.js";
 import { batchesOf } from "./past.js";
 import { choosePeriod, tabView } from "./pipeline.js";
 
 const MOST_RUNS = 200;
+const MOST_BATCHES = 1_000; // of a run
 const SHOWN_RUNS = 15;
 const LONGEST_PAUSE_MS = 600_000; // between two batches of a run from the command line
 const KINDS = {
@@ -23,7 +25,35 @@ const KINDS = {
 };
 const PHASES = { start: "read", state: "state", audit: "audit", output: "output" };
 
-export const runsTab = tabView("runs", async (context) => {
+export const runsTab = tabView("runs", (context) =>
+  context.search.has("run") ? oneRun(context) : allRuns(context),
+);
+
+// A run of Airflow with its batches; its page in Airflow links here.
+async function oneRun({ name, overview, hash, search }) {
+  const path = `/pipelines/${part(name)}`;
+  const id = search.get("run");
+  const inAirflow = await optional(get(`${path}/runs`, { limit: MOST_RUNS }));
+  const run = inAirflow.find((each) => each.run === id);
+  const back = element("p", {}, link(`${hash}/runs`, "All runs"));
+  if (!run) {
+    const text = `It is not among the newest ${MOST_RUNS} runs in Airflow.`;
+    return [back, card(`Run ${id}`, element("p", {}, text))];
+  }
+  const since = run.queued_at ?? run.started_at;
+  const limit = MOST_BATCHES;
+  const batches = overview.snapshot ? await get(`${path}/batches`, { limit, since }) : [];
+  const own = batches.filter((batch) => nameOf(batch) === id);
+  const shown = { ...fromAirflow(run, own), attempts: [] };
+  const columns = columnsOf(shown.ended - shown.begun, hash);
+  return [
+    back,
+    element("section", { class: "card" }, legend(), table(columns, [shown], { label: "Run" })),
+    batchList(own, { isOpen: true }),
+  ];
+}
+
+async function allRuns(context) {
   const { name, period, search, hash } = context;
   const path = `/pipelines/${part(name)}`;
   const [since, until] = [period.from, period.to].map((at) => new Date(at).toISOString());
@@ -55,12 +85,12 @@ export const runsTab = tabView("runs", async (context) => {
       "section",
       { class: "card" },
       legend(),
-      table(columnsOf(longest), shown, { label: "Runs", empty: `No runs ${period.text}.` }),
+      table(columnsOf(longest, hash), shown, { label: "Runs", empty: `No runs ${period.text}.` }),
       shown.length < runs.length &&
         element("p", {}, link(rest, `Show all ${number(runs.length)} runs`)),
     ),
   ];
-});
+}
 
 function legend() {
   const kinds = Object.entries(KINDS);
@@ -68,8 +98,13 @@ function legend() {
   return element("ul", { class: "legend" }, items);
 }
 
-function nameCell({ run, name, log }) {
-  if (run) return airflowLink(run.log, run.run);
+function nameCell({ run, name, log }, hash) {
+  if (run)
+    return [
+      airflowLink(run.log, run.run),
+      " ",
+      link(`${hash}/runs${query({ run: run.run })}`, "batches"),
+    ];
   return log ? airflowLink(log, name) : "from the command line";
 }
 
@@ -96,8 +131,8 @@ function attemptsCell({ run }) {
   ]);
 }
 
-const columnsOf = (longest) => [
-  { title: "Run", cell: nameCell },
+const columnsOf = (longest, hash) => [
+  { title: "Run", cell: (run) => nameCell(run, hash) },
   { title: "State", cell: stateCell },
   { title: "Began", cell: ({ begun }) => time(new Date(begun).toISOString()) },
   { title: "Took", number: true, cell: tookCell },

@@ -23,25 +23,31 @@ function generationList(context, generations) {
   const current = generations.find((generation) => generation.current);
   const columns = [
     { title: "Generation", cell: (generation) => element("code", {}, generation.generation) },
-    { title: "State", cell: stateOf },
+    { title: "State", cell: (generation) => stateOf(generation, current) },
     { title: "Snapshot", cell: snapshotOf },
     { title: "Topology", cell: topologyOf },
     { title: "Compare", cell: (generation) => comparison(context.name, current, generation) },
   ];
   const options = { label: "Generations", empty: "Nothing has been published yet." };
-  const isAlone = generations.every((generation) => generation.current);
-  const mayAct = context.overview.may_edit && !isAlone;
-  const actions = element(
-    "div",
-    { class: "actions" },
-    actionButton(context, "promote", { class: "primary" }),
-    actionButton(context, "drop"),
-  );
+  const actions = element("div", { class: "actions" });
+  if (generations.some((generation) => isNewer(generation, current)))
+    actions.append(
+      actionButton(context, "promote", { class: "primary" }),
+      actionButton(context, "drop"),
+    );
+  if (generations.some((generation) => isEarlier(generation, current)))
+    actions.append(actionButton(context, "roll_back"));
+  const mayAct = context.overview.may_edit && actions.childElementCount > 0;
   return card("Generations", table(columns, generations, options), mayAct && actions);
 }
 
-const stateOf = (generation) =>
-  generation.current ? badge("current", "success") : badge("built beside it");
+const isNewer = (generation, current) => generation.generation > (current?.generation ?? 0);
+const isEarlier = (generation, current) => generation.generation < (current?.generation ?? 0);
+
+function stateOf(generation, current) {
+  if (generation.current) return badge("current", "success");
+  return badge(isEarlier(generation, current) ? "kept, to roll back" : "built beside it");
+}
 
 function snapshotOf({ snapshot }) {
   if (!snapshot) return "none";

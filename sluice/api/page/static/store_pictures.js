@@ -3,8 +3,8 @@
 
 import { get, getExact, part, query } from "./api.js";
 import { pointsChart } from "./charts.js";
-import { card, choices, element, link, svg } from "./dom.js";
-import { counted, duration, json, short, timeText } from "./format.js";
+import { badge, card, choices, element, link, svg, table } from "./dom.js";
+import { counted, duration, json, short, time, timeText } from "./format.js";
 import { uPlot } from "./library.js";
 import { storePath } from "./store_words.js";
 
@@ -147,28 +147,46 @@ function toHistory({ pipeline, store }, given) {
   return element("p", {}, link(path, `What this key was in the last ${MOST_SNAPSHOTS} snapshots`));
 }
 
-// What a key was in the last snapshots: a line for each field with numbers.
+// What a key was in the last snapshots: a line for each field with numbers, and all values.
 async function history(info, given) {
   const past = await valuesOf(info, given.key);
   const known = past.filter(({ value }) => value !== undefined);
   const library = await uPlot();
   const charts = fieldsOf(known.map(({ value }) => value)).map((field) => {
-    const points = known.map(({ at, value }) => [at, numberIn(value, field) ?? null]);
+    const points = known.map(({ at, value }) => [Date.parse(at), numberIn(value, field) ?? null]);
     const title = `${field} in the last ${counted(past.length, "snapshot")}`;
     return pointsChart(library, title, [{ name: field, points }]);
   });
   const label = `History of ${given.key}`;
-  return element("section", { class: "charts", "aria-label": label }, charts);
+  return [
+    charts.length > 0 && element("section", { class: "charts", "aria-label": label }, charts),
+    card("The newest snapshots", table(HISTORY, past.toReversed(), { label: "Snapshots" })),
+  ];
 }
 
-// The values of a key in the last snapshots, oldest first.
+const HISTORY = [
+  { title: "Snapshot", cell: ({ id }) => element("code", {}, id) },
+  { title: "Published", cell: ({ at }) => time(at) },
+  { title: "Value", cell: historyValue },
+];
+
+// A value, and whether it is another one than in the snapshot before.
+function historyValue({ value, before }) {
+  const text = value === undefined ? "no entry" : element("code", {}, json(value));
+  const isChanged = before !== null && json(before) !== json(value);
+  return [text, isChanged && [" ", badge("changed", "behind")]];
+}
+
+// The values of a key in the last snapshots, oldest first. `before` is the value in the snapshot
+// before; null for the oldest.
 async function valuesOf({ pipeline, store }, key) {
   const path = `/pipelines/${part(pipeline)}/snapshots`;
   const snapshots = await get(path, { limit: MOST_SNAPSHOTS });
   const read = async ({ snapshot }) => {
     const request = { pipeline, key, as_of: snapshot.id };
     const answer = await getExact(`/stores/${part(store)}/keys`, request).catch(() => null);
-    return { at: Date.parse(snapshot.published_at), value: answer?.entries[0]?.value };
+    return { id: snapshot.id, at: snapshot.published_at, value: answer?.entries[0]?.value };
   };
-  return (await Promise.all(snapshots.map(read))).reverse();
+  const past = (await Promise.all(snapshots.map(read))).reverse();
+  return past.map((each, index) => ({ ...each, before: index ? past[index - 1].value : null }));
 }
