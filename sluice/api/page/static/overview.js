@@ -1,7 +1,7 @@
 // All pipelines: what needs a person first, then a line for each pipeline, the worst first.
 
 import { get, query } from "./api.js";
-import { badge, button, card, choices, element, link } from "./dom.js";
+import { badge, card, choices, element, link } from "./dom.js";
 import { number } from "./format.js";
 import { failures, ORDER, words } from "./health.js";
 import { columnOf, pipelineLines } from "./pipeline_lines.js";
@@ -15,13 +15,14 @@ export async function overview(_path, search) {
   const chosen = { health, owner, tag, name };
   // Pipelines in another order, or in groups, must all be known.
   const isWhole = given.all === "1" || given.sort || given.group;
-  const [summary, pipelines] = await Promise.all([
-    get("/overview/summary", chosen),
-    get("/overview", { ...chosen, limit: isWhole ? 0 : SHOWN }),
-  ]);
-  // What needs a person is shown whatever is chosen below.
   const isChosen = Object.values(chosen).some(Boolean);
-  const worst = isChosen ? await get("/overview", { limit: SHOWN }) : pipelines;
+  const first = get("/overview", { ...chosen, limit: isWhole ? 0 : SHOWN });
+  const [summary, pipelines, worst] = await Promise.all([
+    get("/overview/summary", chosen),
+    first,
+    // What needs a person is shown whatever is chosen below.
+    isChosen ? get("/overview", { limit: SHOWN }) : first,
+  ]);
   const content = summary.pipelines ? filled(summary, worst, pipelines, given) : nothing();
   return { title: "Pipelines", content: [element("h1", {}, "Pipelines"), content] };
 }
