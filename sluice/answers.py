@@ -469,6 +469,8 @@ class OverviewSummary(msgspec.Struct, frozen=True, kw_only=True):
     owners: dict[str, int]
     """Owner of the DAG → number of pipelines; an empty text for pipelines without an owner."""
     tags: dict[str, int]
+    first: list[Overview]
+    """The worst of the pipelines that the request chooses."""
 
 
 class BatchHistory(msgspec.Struct, frozen=True, kw_only=True):

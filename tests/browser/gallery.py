@@ -113,7 +113,7 @@ def busy_orders(folder: Path, hours: int, every_minutes: int = 30) -> States:
     for by, action, detail in (
         ("ada", "pause", "new prices on Monday"),
         ("ada", "resume", ""),
-        ("bob", "re-drive", "12 records contract"),
+        ("bob", "re-drive", "12 records: contract"),
     ):
         states.ledger.activities.add("orders", action, by, detail)
     chance = random.Random(7)

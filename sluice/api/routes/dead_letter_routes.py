@@ -187,9 +187,10 @@ async def redrive(request: Request, query: PipelineQuery, chosen: Redrive) -> Re
             redrive_chosen, kafka, query.pipeline, topics, which, chosen.limit, value
         )
     if outcome.redriven:
-        which_ones = " ".join(filter(None, (chosen.reason, chosen.step, chosen.place)))
+        which_ones = ", ".join(filter(None, (chosen.reason, chosen.step, chosen.place)))
         corrected = ", with a corrected value" if value is not None else ""
-        detail = f"{counted(outcome.redriven, 'record')} {which_ones}".rstrip() + corrected
+        of_these = f": {which_ones}" if which_ones else ""
+        detail = f"{counted(outcome.redriven, 'record')}{of_these}{corrected}"
         await access.note(query.pipeline, "re-drive", detail)
     return reply(answers.Redriven(outcome.redriven, dict(outcome.skipped), outcome.more))
 

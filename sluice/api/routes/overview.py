@@ -63,29 +63,30 @@ class OverviewQuery(ChosenPipelines, frozen=True, kw_only=True):
     ] = 0
 
 
+class SummaryQuery(ChosenPipelines, frozen=True, kw_only=True):
+    """The pipelines of the summary."""
+
+    limit: Annotated[
+        int, Meta(description="Maximum number of pipelines in `first`.", ge=0, le=100_000)
+    ] = 0
+
+
 @router.get("", list[answers.Overview], parameters=OverviewQuery)
 async def show_overview(request: Request, query: OverviewQuery) -> Response:
     """Return all pipelines that you may read, the worst first.
 
     Each has its health, its unread records, and its dead letters of a day.
     """
-    access = await access_of(request)
-    overviews = await _overviews(access, query.pipeline)
+    overviews = await _overviews(await access_of(request), query.pipeline)
     chosen = [overview for overview in overviews if query.chooses(overview)]
-    recent = await access.figures(
-        "recent", lambda ledger: ledger.snapshots.recent_counts(_RECENT_BATCHES)
-    )
-    with_records: list[answers.Overview] = []
-    for overview in chosen[: query.limit or None]:
-        records = [*recent.get(overview.pipeline, ())]
-        with_records.append(msgspec.structs.replace(overview, records=records))
-    return reply(with_records)
+    return reply(chosen[: query.limit or None])
 
 
-@router.get("/summary", answers.OverviewSummary, parameters=ChosenPipelines)
-async def summarize(request: Request, query: ChosenPipelines) -> Response:
-    """Count the pipelines that you may read, by health, owner and tag."""
+@router.get("/summary", answers.OverviewSummary, parameters=SummaryQuery)
+async def summarize(request: Request, query: SummaryQuery) -> Response:
+    """Count the pipelines that you may read by health, owner and tag, and return the worst ones."""
     overviews = await _overviews(await access_of(request))
+    chosen = [overview for overview in overviews if query.chooses(overview)]
     owners: Counter[str] = Counter()
     tags: Counter[str] = Counter()
     for overview in overviews:
@@ -94,22 +95,21 @@ async def summarize(request: Request, query: ChosenPipelines) -> Response:
     return reply(
         answers.OverviewSummary(
             pipelines=len(overviews),
-            matching=sum(map(query.chooses, overviews)),
+            matching=len(chosen),
             failing=sum(bool(overview.failures) for overview in overviews),
             health=dict(Counter(overview.health for overview in overviews)),
             owners=dict(owners),
             tags=dict(tags),
+            first=chosen[: query.limit],
         )
     )
 
 
 async def _overviews(access: Access, pipeline: str | None = None) -> list[answers.Overview]:
-    """Return all pipelines that the user may read, or one of them, the worst first.
-
-    Their `records` are empty.
-    """
-    figures, dags = await asyncio.gather(
+    """Return all pipelines that the user may read, or one of them, the worst first."""
+    figures, recent, dags = await asyncio.gather(
         access.figures("all", LedgerFigures.read),
+        access.figures("recent", lambda ledger: ledger.snapshots.recent_counts(_RECENT_BATCHES)),
         asyncio.to_thread(access.services.runs.dags),
     )
     readable = await access.user.readable(sorted({*figures.pipelines, *dags}))
@@ -125,7 +125,9 @@ async def _overviews(access: Access, pipeline: str | None = None) -> list[answer
     for name in names:
         dag = dags.get(name, _NO_DAG)
         error = errors.get(access.services.connections.of(name), "")
-        overviews.append(await _overview(access, name, figures, dag, lags.get(name), error))
+        overview = await _overview(access, name, figures, dag, lags.get(name), error)
+        records = [*recent.get(name, ())]
+        overviews.append(msgspec.structs.replace(overview, records=records))
     order = list(PipelineHealth)
     overviews.sort(key=lambda overview: order.index(overview.health))
     return overviews

@@ -307,3 +307,6 @@ def test_the_summary_counts_all_readable_pipelines(api: Api, states: States) -> 
     assert (summary["pipelines"], summary["matching"]) == (3, 1)
     assert (summary["owners"], summary["tags"]) == ({"": 1, "ann": 2}, {"money": 2, "shop": 1})
     assert sum(summary["health"].values()) == 3
+    assert summary["first"] == []
+    (first,) = api.get(f"{OVERVIEW}/summary", tag="money", limit=1)["first"]
+    assert first == api.get(OVERVIEW, tag="money", limit=1)[0]

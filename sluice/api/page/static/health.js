@@ -87,9 +87,7 @@ export function failures(pipelines) {
   for (const pipeline of pipelines) {
     for (const failure of pipeline.failures) all.push({ pipeline, failure });
   }
-  const causes = Map.groupBy(all, ({ failure: { kind, host, title, detail, next_step } }) =>
-    JSON.stringify([kind, host, title, detail, next_step]),
-  );
+  const causes = Map.groupBy(all, causeOf);
   const lines = [...causes.values()].map(failureLine);
   if (!lines.length) return null;
   return element(
@@ -99,13 +97,23 @@ export function failures(pipelines) {
   );
 }
 
+// What is the same for all pipelines with the same cause, apart from their names.
+function causeOf({ pipeline, failure: { kind, host, title, detail, next_step: next } }) {
+  const texts = [detail, next].map((text) => withoutName(text, pipeline.pipeline));
+  return JSON.stringify([kind, host, title, ...texts]);
+}
+
+const withoutName = (text, name) =>
+  text.replaceAll(/[\w-]+/g, (word) => (word === name ? "NAME" : word));
+
 // What is wrong with a pipeline, or with several pipelines for the same reason.
 function failureLine(same) {
   const [{ pipeline, failure }] = same;
   const names = same.map((each) => each.pipeline.pipeline);
   const since = same.map((each) => each.failure.at).sort()[0];
   const alone = same.length === 1;
-  const more = [failure.next_step, alone && failure.outlook].filter(Boolean).join(" ");
+  const shown = (text) => (alone ? text : withoutName(text, names[0]));
+  const more = [shown(failure.next_step), alone && failure.outlook].filter(Boolean).join(" ");
   return element(
     "li",
     {},
@@ -115,7 +123,7 @@ function failureLine(same) {
       whose(names),
       ", ",
       ago(since),
-      `: ${failure.title}. ${failure.detail} `,
+      `: ${failure.title}. ${shown(failure.detail)} `,
       more && element("div", { class: "next" }, more),
     ),
     alone && step(pipeline, failure),

@@ -7,6 +7,7 @@ import { failures, ORDER, words } from "./health.js";
 import { columnOf, pipelineLines } from "./pipeline_lines.js";
 
 const SHOWN = 60;
+const MOST = 100_000;
 
 export async function overview(_path, search) {
   const given = {};
@@ -16,25 +17,23 @@ export async function overview(_path, search) {
   // Pipelines in another order, or in groups, must all be known.
   const isWhole = given.all === "1" || given.sort || given.group;
   const isChosen = Object.values(chosen).some(Boolean);
-  const first = get("/overview", { ...chosen, limit: isWhole ? 0 : SHOWN });
-  const [summary, pipelines, worst] = await Promise.all([
-    get("/overview/summary", chosen),
-    first,
+  const [summary, worst] = await Promise.all([
+    get("/overview/summary", { ...chosen, limit: isWhole ? MOST : SHOWN }),
     // What needs a person is shown whatever is chosen below.
-    isChosen ? get("/overview", { limit: SHOWN }) : first,
+    isChosen ? get("/overview", { limit: SHOWN }) : null,
   ]);
-  const content = summary.pipelines ? filled(summary, worst, pipelines, given) : nothing();
+  const content = summary.pipelines ? filled(summary, worst ?? summary.first, given) : nothing();
   return { title: "Pipelines", content: [element("h1", {}, "Pipelines"), content] };
 }
 
 const at = (given) => `#/${query(given)}`;
 
-function filled(summary, worst, pipelines, given) {
+function filled(summary, worst, given) {
   return [
     failures(worst) ?? calm(summary),
     more(summary, worst),
     filters(summary, given),
-    list(pipelines, summary, given),
+    list(summary, given),
   ];
 }
 
@@ -132,10 +131,10 @@ function facet(name, summary, given) {
   return choices(label, all);
 }
 
-function list(pipelines, summary, given) {
+function list(summary, given) {
   const column = columnOf(given.sort);
   const down = given.down === "1";
-  const rows = sorted(pipelines, column, down);
+  const rows = sorted(summary.first, column, down);
   const choose = (by) => {
     const isDown = by === column ? !down : by.number;
     location.hash = at({ ...given, sort: by.title, down: isDown ? "1" : "" });
