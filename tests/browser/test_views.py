@@ -99,6 +99,18 @@ def test_pipelines_that_have_never_run_are_calm_and_last(
     assert is_accessible(page)
 
 
+def test_names_of_pipelines_stay_whole_on_a_phone(
+    open_view: Open, demo: gallery.Scene, page: Page
+) -> None:
+    page.set_viewport_size({"width": 400, "height": 800})
+    open_view(demo, "#/")
+    expect(page.locator("tbody tr")).to_have_count(8)
+    for name in page.locator("tbody th a").all():
+        place = name.bounding_box()
+        assert place is not None
+        assert place["height"] < 30, name.inner_text()
+
+
 def test_the_first_view_is_light_and_loads_nothing_from_elsewhere(
     open_view: Open, many: gallery.Scene, page: Page
 ) -> None:
