@@ -399,7 +399,7 @@ class Run(msgspec.Struct, frozen=True):
     log: str
     """Path in Airflow of the log of the run's failed task, or of its last task."""
     action: str
-    """The action of the run: `run`, `replay`, `promote` or `drop`."""
+    """The action of the run: `run`, `replay`, `promote`, `drop`, `roll_back` or `change`."""
     queued_at: datetime | None = None
     """When the run was asked for."""
     attempts: list[Attempt] = []
@@ -461,6 +461,22 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     """The owner of the pipeline's DAG in Airflow; empty without a DAG."""
 
 
+class OverviewSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """How many pipelines there are."""
+
+    pipelines: int
+    matching: int
+    """How many of them the request chooses."""
+    failing: int
+    """How many of them have something wrong with them, whatever their health."""
+    health: dict[str, int]
+    owners: dict[str, int]
+    """Owner of the DAG → number of pipelines; an empty text for pipelines without an owner."""
+    tags: dict[str, int]
+    first: list[Overview]
+    """The worst of the pipelines that the request chooses."""
+
+
 class BatchHistory(msgspec.Struct, frozen=True, kw_only=True):
     """A published batch, according to its audit."""
 
@@ -482,6 +498,9 @@ class BatchHistory(msgspec.Struct, frozen=True, kw_only=True):
     """Reason → number of unusable records that were dropped."""
     failed: dict[str, int]
     """Step → number of records for which the step failed."""
+    passed_over: dict[str, int] = {}
+    """`WHAT/STEP` → number of records that a step did not use for another reason, such as
+    `null_key`, `duplicate` or `missing`."""
     dead_letters: dict[str, int]
     """Reason → number of dead letters."""
     read: dict[str, int]
@@ -549,6 +568,9 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     """Snapshots whose audits do not balance, with the reasons; at most ten."""
     complete: bool
     """Whether all batches of the time are counted, and not only the newest 5,000."""
+    steps: dict[str, dict[str, int]] = {}
+    """Step → why it did not use records, such as `failed`, `late` or `null_key` → how many in all
+    these batches."""
     columns: list[HistoryColumn]
     """The parts in which a batch was published or a run ended, oldest first."""
     marks: list[Mark] = []
@@ -594,6 +616,20 @@ class DailyCost(msgspec.Struct, frozen=True, kw_only=True):
     cpu_seconds: float
     gigabyte_seconds: float
     """The most memory of each run times its duration."""
+
+
+class Activity(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that a person has done to a pipeline."""
+
+    at: datetime
+    by: str
+    """The user, as Airflow or the operating system knows them; empty if nobody knows who."""
+    action: str
+    """Such as `run`, `pause`, `replay` or `re-drive`; `change` for another topology or version,
+    which a run has found, and for notes such as that the state was restored."""
+    detail: str
+    log: str
+    """Path in Airflow of the run that the action has started; an empty text without one."""
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):

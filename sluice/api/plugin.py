@@ -34,10 +34,24 @@ class StatePlugin(AirflowPlugin):
         },
         {
             "name": "Sluice",
-            # Airflow replaces `{DAG_ID}` with the DAG's id.
+            # Airflow replaces `{DAG_ID}` and `{RUN_ID}` with the ids of what it shows.
             "href": f"{_ROOT}/sluice/#/pipelines/{{DAG_ID}}",
             "destination": "dag",
             "url_route": "sluice_pipeline",
+            "icon": f"{_ROOT}/sluice/static/icon.svg",
+        },
+        {
+            "name": "Sluice",
+            "href": f"{_ROOT}/sluice/#/pipelines/{{DAG_ID}}/runs?run={{RUN_ID}}",
+            "destination": "dag_run",
+            "url_route": "sluice_run",
+            "icon": f"{_ROOT}/sluice/static/icon.svg",
+        },
+        {
+            "name": "Sluice",
+            "href": f"{_ROOT}/sluice/#/pipelines/{{DAG_ID}}/runs?run={{RUN_ID}}",
+            "destination": "task_instance",
+            "url_route": "sluice_task",
             "icon": f"{_ROOT}/sluice/static/icon.svg",
         },
     ]

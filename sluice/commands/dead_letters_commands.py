@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sluice.commands.activity_notes import note_activity
 from sluice.commands.command_arguments import PipelineName
 from sluice.commands.console import Form, FormOption, err, errors_as_messages, out, print_rows
 from sluice.commands.pipeline_submission import load, settings_of
+from sluice.values.phrases import counted
 
 if TYPE_CHECKING:
     from sluice.kafka.dead_letter_topic import DeadLetter, RedriveMarker
@@ -76,6 +78,8 @@ def redrive(
         chosen = DeadLetterFilter(reason, _time(since), partition)
         outcome = redrive_chosen(settings_of(pipeline).kafka, pipeline, topics, chosen, limit)
         out.print(f"{outcome.redriven:,} re-driven")
+        if outcome.redriven:
+            note_activity(pipeline, "re-drive", counted(outcome.redriven, "record"))
         for why, count in sorted(outcome.skipped.items()):
             out.print(f"{count:,} left: {why}", markup=False)
         if outcome.more:

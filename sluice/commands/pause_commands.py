@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import getpass
 from typing import Annotated
 
 import typer
 
+from sluice.commands.activity_notes import user_name
 from sluice.commands.command_arguments import PipelineName
 from sluice.commands.console import errors_as_messages, out
 from sluice.errors import NotFound, QueryError
@@ -33,7 +33,8 @@ def pause(
                 next_step='Write for example --reason "new prices on Monday".',
             )
         _require_known(ledger, pipeline)
-        paused = ledger.pauses.pause(pipeline, reason, _user())
+        paused = ledger.pauses.pause(pipeline, reason, user_name())
+        ledger.activities.add(pipeline, "pause", user_name(), reason)
         out.print(f"{pipeline} is {paused}", markup=False, soft_wrap=True)
         out.print(f"To let it run again: sluice resume {pipeline}", markup=False, soft_wrap=True)
 
@@ -48,6 +49,7 @@ def resume(pipeline: PipelineName) -> None:
             _require_known(ledger, pipeline)
             out.print(f"{pipeline} was not paused", markup=False, soft_wrap=True)
             return
+        ledger.activities.add(pipeline, "resume", user_name())
         was = "" if paused is None else f" It was {paused}"
         out.print(f"{pipeline} may run again.{was}", markup=False, soft_wrap=True)
 
@@ -69,13 +71,3 @@ def _require_known(ledger: object, pipeline: str) -> None:
         "it.",
         next_step="Look for its name in: sluice status.",
     )
-
-
-def _user() -> str:
-    """Return the user who runs the command, as Airflow or the operating system knows them."""
-    if settings().user:
-        return settings().user
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # the user has no name, as in some containers
-        return ""

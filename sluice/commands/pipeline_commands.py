@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sluice.commands.activity_notes import note_activity
 from sluice.commands.command_arguments import LOCAL, FromTopics, Master, PipelineName
 from sluice.commands.console import errors_as_messages, out, show, wide
 from sluice.commands.pipeline_submission import load, settings_of, submit
@@ -394,6 +395,7 @@ def repartition(pipeline: PipelineName) -> None:
         else:
             rows = counted(outcome.rows, "row")
             message = f"{pipeline} is now {generation}, with {rows} on {workers}"
+            note_activity(pipeline, "repartition", f"{generation} on {workers}")
         out.print(message, markup=False)
 
 

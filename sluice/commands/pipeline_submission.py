@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
+from sluice.commands.activity_notes import note_activity
 from sluice.commands.console import err, errors_as_messages
 from sluice.settings import settings
 from sluice.support.startup import importing
@@ -15,6 +17,11 @@ if TYPE_CHECKING:
     from sluice.provision.libraries import Libraries
     from sluice.settings import Settings
     from sluice.topology.pipeline import Pipeline
+
+
+def action_of(options: Sequence[str]) -> str:
+    """Return what a driver with these options does, such as `run`, `replay` or `roll-back`."""
+    return options[0].removeprefix("--") if options else "run"
 
 
 def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = None) -> NoReturn:
@@ -43,6 +50,7 @@ def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = No
         if reads_records(options):
             require_running(settings(), pipeline)
     with errors_as_messages():
+        note_activity(pipeline, action_of(options), " ".join(options[1:]))
         started_at = now()
         configuration = replace(own, linger_ms=linger_ms)
         arguments, delta = [*options, pipeline], definition.needs_delta

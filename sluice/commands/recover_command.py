@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from sluice.commands.activity_notes import note_activity
 from sluice.commands.command_arguments import PipelineName
 from sluice.commands.console import errors_as_messages, out
 from sluice.commands.pipeline_submission import load, settings_of
@@ -45,6 +46,8 @@ def recover(
         job = plan(load(pipeline)).job
         if anew:
             shards = recovery.forget(job, settings_of(pipeline), dry_run=dry_run)
+            if not dry_run:
+                note_activity(pipeline, "recover", "anew, without its state")
             _print_anew(pipeline, shards, is_done=not dry_run)
             return
         if dry_run:
@@ -52,6 +55,7 @@ def recover(
                 outcome = recovery.find_recovery(ledger, job, settings_of(pipeline))
         else:
             outcome = recovery.recover(job, settings_of(pipeline))
+            note_activity(pipeline, "recover")
         if outcome is None:
             out.print(
                 f"{pipeline}: the ledger is up to date; there is nothing to recover", soft_wrap=True

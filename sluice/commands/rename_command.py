@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sluice.commands.activity_notes import note_activity
 from sluice.commands.command_arguments import PipelineName
 from sluice.commands.console import errors_as_messages, out
 from sluice.commands.pipeline_submission import settings_of
@@ -92,6 +93,7 @@ def _rename_pipeline(pipeline: str, new: str, *, yes: bool, undo: bool) -> None:
         )
     if yes:
         renaming = rename(own, pipeline, new)
+        note_activity(new, "rename", f"from {pipeline}")
     else:
         with Ledger.open(settings().ledger) as ledger:
             renaming = find_renaming(ledger, own, pipeline, new)
@@ -115,3 +117,6 @@ def _rename_parts(pipeline: str, names: dict[tuple[Kind, str], str], *, yes: boo
         out.print(line, markup=False, soft_wrap=True)
     if not yes:
         out.print("Nothing was changed. To rename: add --yes.", markup=False, soft_wrap=True)
+        return
+    pairs = [f"{kind} {former} to {name}" for (kind, former), name in names.items()]
+    note_activity(pipeline, "rename", ", ".join(pairs))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sluice.commands.activity_notes import note_activity
 from sluice.commands.command_arguments import PipelineName
 from sluice.commands.console import errors_as_messages, out, show
 from sluice.commands.worker_arguments import current_generation, place_of
@@ -137,6 +138,7 @@ def promote(
             note = promote_standby(
                 ledger, lease.ref, worker, lease.epoch, why=why, accept_stale=stale
             )
+            note_activity(pipeline, "promote standby", f"of worker {worker}")
             out.print(note, markup=False, soft_wrap=True)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 import typer
 
+from sluice.commands.activity_notes import user_name
 from sluice.commands.command_arguments import PipelineName
 from sluice.commands.console import errors_as_messages, out, wide
 from sluice.settings import settings
@@ -106,6 +107,7 @@ def retire(pipeline: PipelineName) -> None:
     with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
         ledger.generations.retire(pipeline)
         ledger.failures.clear(pipeline, *KINDS)
+        ledger.activities.add(pipeline, "retire", user_name())
     done = f"{pipeline} is retired. Its state can still be queried."
     out.print(done, markup=False, soft_wrap=True)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sluice.commands.activity_notes import note_activity
 from sluice.commands.command_arguments import PipelineName
 from sluice.commands.console import errors_as_messages, out, printable
 from sluice.commands.pipeline_submission import load, settings_of
@@ -113,7 +114,9 @@ def accept(
         accepted = accept_topics(job, own, restored=restored, may_repeat=may_repeat)
         for topic in accepted:
             out.print(f"accepted {topic}", markup=False)
-        if not accepted:
+        if accepted:
+            note_activity(pipeline, "accept topics", ", ".join(accepted))
+        else:
             out.print(f"{pipeline} has lost no topic that it writes", markup=False)
 
 

@@ -31,8 +31,9 @@ document.getElementById("graph").append(drawn);
 def topology_file(pipeline: Pipeline) -> str:
     """Return the HTML file as text."""
     style = _static("colours.css") + _static("graph.css") + _STYLE
-    # The module imports nothing. In one script with the rest, it exports nothing either.
-    module = re.sub(r"^export ", "", _static("graph.js"), flags=re.MULTILINE)
+    # In one script, the modules import and export nothing.
+    modules = _static("graph_layout.js") + _static("graph.js")
+    module = re.sub(r"^(export |import [^;]*;$)", "", modules, flags=re.MULTILINE)
     topology = json.dumps({"name": pipeline.name, "svg": drawing.svg(pipeline)})
     # Names and expressions come from an author, and must not end the script.
     data = topology.replace("<", "\\u003c")

@@ -52,8 +52,22 @@ def history(
         wrong=wrong[:_MOST_WRONG],
         complete=len(newest) < MOST_BATCHES,
         columns=added_up,
-        marks=_marks(ledger, info, since, until, runs),
+        steps=_steps(published),
+        marks=marks(ledger, info.pipeline, since, until, runs),
     )
+
+
+def _steps(published: Sequence[Batch]) -> dict[str, dict[str, int]]:
+    steps: dict[str, Counter[str]] = {}
+    for batch in published:
+        for step, count in batch.failed.items():
+            steps.setdefault(step, Counter())["failed"] += count
+        for step, count in batch.late.items():
+            steps.setdefault(step, Counter())["late"] += count
+        for name, count in batch.passed_over.items():
+            what, _, step = name.partition("/")
+            steps.setdefault(step, Counter())[what] += count
+    return {step: dict(counts) for step, counts in steps.items()}
 
 
 def _column(
@@ -93,21 +107,22 @@ def _column(
     )
 
 
-def _marks(
+def marks(
     ledger: Ledger,
-    info: GenerationInfo,
+    pipeline: str,
     since: datetime,
     until: datetime,
     newest_first: Sequence[FinishedRun],
 ) -> list[answers.Mark]:
+    """Return what happened to a pipeline in a time: changes between its runs, and notes."""
     marks: list[answers.Mark] = []
-    before = ledger.finished_runs.newest_before(info.pipeline, since)
+    before = ledger.finished_runs.newest_before(pipeline, since)
     for run in reversed(newest_first):
         changes = [] if before is None else _changes(before, run)
         if changes:
             marks.append(answers.Mark(at=run.began_at, text=" and ".join(changes)))
         before = run
-    for note in ledger.notes.all(info.pipeline):
+    for note in ledger.notes.all(pipeline):
         at = datetime.fromisoformat(note.noted_at)
         if since <= at <= until:
             marks.append(answers.Mark(at=at, text=note.text))

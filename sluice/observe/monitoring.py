@@ -252,6 +252,7 @@ def _batch(snapshot: Snapshot, audit: Audit | None, airflow: str) -> answers.Bat
         late=_counts_with("late/", counts),
         dropped=_counts_with("dropped/", counts),
         failed=_counts_with("failed/", counts),
+        passed_over=_passed_over(counts),
         dead_letters=_dead_letters_of(snapshot),
         read=dict(read),
         written=_counts_with("output/", counts),
@@ -261,6 +262,25 @@ def _batch(snapshot: Snapshot, audit: Audit | None, airflow: str) -> answers.Bat
         wrong=audit.wrong if audit else [],
         newest_event=newest_event(snapshot),
     )
+
+
+_PASSED_OVER = (
+    "no_window/",
+    "null_key/",
+    "null_value/",
+    "duplicate/",
+    "missing/",
+    "otherwise/",
+    "expired/",
+    "old_differs/",
+    "unwritten/",
+)
+
+
+def _passed_over(counts: Mapping[str, int]) -> dict[str, int]:
+    return {
+        name: count for name, count in counts.items() if count and name.startswith(_PASSED_OVER)
+    }
 
 
 def newest_event(snapshot: Snapshot) -> datetime | None:

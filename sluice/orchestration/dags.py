@@ -46,6 +46,7 @@ the libraries are not installed by then, a later attempt of the task finds them.
 _ACTION = (
     "run: read all unread records. replay: build the state again beside the current one. "
     "promote: make it the current one. drop: remove it. "
+    "roll_back: make the generation before the current one current again. "
     "change: compute only new and changed stores, delete removed ones, and then run."
 )
 _NUMBERS = {

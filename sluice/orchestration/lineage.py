@@ -43,9 +43,9 @@ Lineage: TypeAlias = OperatorLineage[Dataset, RunFacet]
 
 _FACET = "sluice_audit"
 """The name of the run facet with the audit."""
-_READ = ("run", "replay", "promote")
+_READ = ("run", "replay", "promote", "roll_back")
 """The actions that read the pipeline's topics."""
-_PUBLISHED = ("run", "promote")
+_PUBLISHED = ("run", "promote", "roll_back")
 """The actions after which queries and consumers see new results. A replay only builds a generation
 beside the current generation."""
 

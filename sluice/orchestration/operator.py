@@ -78,6 +78,7 @@ ACTIONS = {
     "replay": ("--replay",),
     "promote": ("--promote",),
     "drop": ("--drop",),
+    "roll_back": ("--roll-back",),
     "change": ("--rebuild", "--changed-only", "--then-run"),
 }
 """Action of a run → the program's options."""

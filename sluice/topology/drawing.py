@@ -68,8 +68,8 @@ def _successors(pipeline: Drawn, node: nodes.Node) -> list[nodes.Node]:
 def svg(pipeline: Drawn) -> str:
     """Return the topology as an SVG, with sources on the left and each step right of its input.
 
-    The group of each node has the node's number and the numbers of its inputs, from which other
-    programs can draw the topology anew.
+    The group of each node has the node's number, the numbers of its inputs, its name and its
+    place in the author's file, from which other programs can draw the topology anew.
     """
     place = _layout(pipeline)
     width = max(x for x, _ in place.values()) + _BOX + 20
@@ -138,7 +138,8 @@ def _box(node: nodes.Node, x: int, y: int) -> str:
     first_line = escape(_short(node.title, 34))
     second_line = escape(_short(node.detail, 38))
     return (
-        f'<g data-number="{node.number}" data-inputs="{inputs}" data-name="{escape(node.name)}">'
+        f'<g data-number="{node.number}" data-inputs="{inputs}" data-name="{escape(node.name)}" '
+        f'data-at="{escape(node.at)}">'
         f"<title>{escape(node.title)}: {escape(node.detail)}</title>"
         f'<rect x="{x}" y="{y}" width="{_BOX}" height="{_HEIGHT}" rx="8" '
         f'fill="{fill}" stroke="#64748b"/>'

@@ -110,6 +110,12 @@ def busy_orders(folder: Path, hours: int, every_minutes: int = 30) -> States:
             contracts={topic: dict(fields) for topic, fields in job.pipeline.contracts.items()},
         )
     )
+    for by, action, detail in (
+        ("ada", "pause", "new prices on Monday"),
+        ("ada", "resume", ""),
+        ("bob", "re-drive", "12 records: contract"),
+    ):
+        states.ledger.activities.add("orders", action, by, detail)
     chance = random.Random(7)
     _publish_day(states, "orders", chance, hours, every_minutes)
     _write_state(states, chance)

@@ -55,6 +55,7 @@ VIEWS = {
     "runs": "#/pipelines/orders/runs",
     "pipeline-stores": "#/pipelines/orders/stores",
     "shards": "#/pipelines/orders/shards",
+    "activity": "#/pipelines/orders/activity",
     "stores": "#/stores",
     "windows": "#/pipelines/orders/stores/general_orders_count_window?key=store_1234",
     "values": "#/pipelines/orders/stores/general_orders_revenue?prefix=store_1",
@@ -273,7 +274,7 @@ def test_a_new_snapshot_and_its_counts_appear_by_themselves(
     page.get_by_role("link", name="Topology").click()
     drawing = page.locator(".drawing")
     expect(drawing.locator(".box.source").first).to_contain_text("stream orders")
-    expect(drawing.locator(".count").first).to_contain_text(",")
+    expect(drawing.locator(".flow title").first).to_contain_text("records read")
 
 
 def test_keys_ranges_windows_and_earlier_snapshots_are_found(page: Page, address: str) -> None:
@@ -319,6 +320,12 @@ def test_a_replay_is_started_after_a_question(page: Page, address: str, api: Api
     page.get_by_label("Until", exact=True).fill("orders/0/12")
     with page.expect_response(lambda response: response.request.method == "POST"):
         page.get_by_role("button", name="Replay into a new generation").click()
+    page.get_by_role("link", name="Activity").click()
+    did = page.get_by_role("region", name="Activity").locator("tbody tr")
+    expect(did).to_have_count(2)
+    expect(did.first).to_contain_text("ada")
+    expect(did.first).to_contain_text("from beginning, until orders/0/12")
+    page.get_by_role("link", name="Overview", exact=True).click()
     part = {"action": "replay", "from": "beginning", "until": "orders/0/12"}
     assert api.runs.started == [("orders", {"action": "replay"}, "ada"), ("orders", part, "ada")]
     page.get_by_role("button", name="Replay…").click()

@@ -15,6 +15,8 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Route, expect
 from sluice.api import services
 from sluice.api.routes import dead_letter_routes
 from sluice.commands.topology_file import topology_file
+from sluice.errors import RecordFailed
+from sluice.state.ledger.failures import Failure
 from sluice.topology import load_pipeline
 from tests.browser import gallery, letters
 from tests.support.airflow_browser import TIMEOUT_MS
@@ -97,6 +99,18 @@ def test_pipelines_that_have_never_run_are_calm_and_last(
     assert is_accessible(page)
 
 
+def test_names_of_pipelines_stay_whole_on_a_phone(
+    open_view: Open, demo: gallery.Scene, page: Page
+) -> None:
+    page.set_viewport_size({"width": 400, "height": 800})
+    open_view(demo, "#/")
+    expect(page.locator("tbody tr")).to_have_count(8)
+    for name in page.locator("tbody th a").all():
+        place = name.bounding_box()
+        assert place is not None
+        assert place["height"] < 30, name.inner_text()
+
+
 def test_the_first_view_is_light_and_loads_nothing_from_elsewhere(
     open_view: Open, many: gallery.Scene, page: Page
 ) -> None:
@@ -165,6 +179,59 @@ def test_a_topology_fits_and_its_nodes_open(open_view: Open, many: gallery.Scene
     assert "node=" in page.url
     page.get_by_role("link", name="Open the store general_orders_count", exact=False).click()
     expect(page.locator("main h1")).to_contain_text("general_orders_count")
+
+
+def test_a_run_of_airflow_opens_its_batches(open_view: Open, many: gallery.Scene) -> None:
+    page = open_view(many, "#/pipelines/orders/runs?run=manual__2")
+    expect(page.get_by_role("region", name="Run").locator("tbody tr")).to_have_count(1)
+    batches = page.get_by_role("region", name="Batches").locator("tbody tr")
+    expect(batches).to_have_count(3)
+    log = batches.first.get_by_role("link", name="log")
+    expect(log).to_have_attribute("href", re.compile("/dags/orders/runs/manual__2/tasks/main"))
+    page.get_by_role("link", name="All runs").click()
+    page.get_by_role("link", name="batches", exact=True).first.click()
+    assert "run=manual__0" in page.url
+
+
+def test_a_run_that_airflow_has_forgotten_is_named(open_view: Open, many: gallery.Scene) -> None:
+    page = open_view(
+        many, "#/pipelines/orders/runs?run=scheduled__2020-01-01T00%3A00%3A00%2B00%3A00"
+    )
+    expect(page.locator("main")).to_contain_text("Run scheduled__2020-01-01T00:00:00+00:00")
+
+
+def test_edges_from_and_to_topics_show_their_records(
+    open_view: Open, many: gallery.Scene, page: Page
+) -> None:
+    open_view(many, "#/pipelines/orders/topology?range=week")
+    since, until = "2020-01-01", "2999-01-01"
+    history = page.request.get(
+        f"{page.url.partition('#')[0]}v1/pipelines/orders/history?since={since}&until={until}"
+    ).json()
+    read = sum(column["read"]["orders"] for column in history["columns"])
+    flows = page.locator(".drawing .flow")
+    texts = flows.locator("title").all_text_contents()
+    assert set(texts) >= {f"{read:,} records read"}
+    # Edges between steps have no counts.
+    expect(flows).to_have_count(len(page.locator(".drawing .box.source").all()) + 1)
+    late = history["steps"]["general_orders_count_window"]["late"]
+    store = page.locator(".drawing a", has_text="store general_orders_count_window").first
+    expect(store.locator(".count")).to_have_text(f"{late} too late")
+    page.locator(".drawing a", has_text="stream orders").first.click()
+    expect(page.locator("dl").last).to_contain_text(f"{read:,} read in the last week")
+
+
+def test_the_step_that_has_stopped_the_run_is_red(open_view: Open, tmp_path: Path) -> None:
+    scene = gallery.demo(tmp_path)
+    pipeline = load_pipeline(gallery.EXAMPLES, "orders")
+    node = next(node for node in pipeline.nodes if node.title.startswith("store "))
+    detail = f"{node.title} at {node.at} failed for the record of orders, partition 0, offset 7: no"
+    scene.api.ledger.failures.keep(Failure.of(RecordFailed(detail), "orders"))
+    page = open_view(scene, "#/")
+    page.get_by_role("alert").get_by_role("link", name="orders", exact=True).click()
+    page.get_by_role("link", name="Topology", exact=True).click()
+    expect(page.locator(".drawing .failing")).to_have_count(1)
+    expect(page.locator(".drawing .failing")).to_contain_text(node.title)
 
 
 def test_a_topology_is_a_list_on_a_phone(open_view: Open, many: gallery.Scene, page: Page) -> None:

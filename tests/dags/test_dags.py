@@ -336,7 +336,7 @@ def test_a_run_triggered_by_hand_reads_by_default(bag: DagBag) -> None:
     parameter = dag(bag, "orders").params.get_param("action")
     assert (parameter.value, parameter.schema["enum"]) == (
         "run",
-        ["run", "replay", "promote", "drop", "change"],
+        ["run", "replay", "promote", "drop", "roll_back", "change"],
     )
 
 

@@ -165,6 +165,7 @@ def test_arguments_name_the_program_and_the_pipeline_only(
         ("replay", ["--replay"]),
         ("promote", ["--promote"]),
         ("drop", ["--drop"]),
+        ("roll_back", ["--roll-back"]),
         ("change", ["--rebuild", "--changed-only", "--then-run"]),
     ],
 )

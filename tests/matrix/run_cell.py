@@ -145,7 +145,8 @@ class CellRun:
         options: Command = ["--exclude-newer", day]
         for package in ("msgspec", "pyspark", "pyspark-client", "sqlglot", *TEST_PACKAGES):
             options += ["--exclude-newer-package", f"{package}=2099-01-01T00:00:00Z"]
-        make: Command = [self.uv, "venv", "--quiet", "--no-python-downloads"]
+        # Libraries of pipelines are installed with pip.
+        make: Command = [self.uv, "venv", "--quiet", "--no-python-downloads", "--seed"]
         python = python_of(cell.python, self.uv)
         self._do("environment", [*make, "--python", python, self.environment])
         locked = self.folder / "constraints.txt"

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.config import SchemathesisConfig
 
+from sluice.answers import PipelineHealth
 from sluice.api.routes import rest_api
 from sluice.api.routes.custom_route_files import routes_in
 from sluice.settings import settings as sluice_settings
@@ -74,6 +75,7 @@ def test_parameters_with_few_values_are_enums() -> None:
         "order": ["entries", "group", "max", "min", "sum"],
         "format": ["svg", "text"],
         "order_type": ["general_orders", "restaurant_orders"],
+        "health": sorted(PipelineHealth),
     }
     assert types["Store"]["properties"]["kind"]["enum"] == ["global", "key-value", "window"]
     assert types["WorkerStatus"]["properties"]["status"]["enum"] == ["ok", "unavailable"]

@@ -116,6 +116,9 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
 
 def _without_references(schema: dict[str, Any], components: Mapping[str, Any]) -> dict[str, Any]:
     """Return a parameter's schema, with the schema of an enum in place of a reference to it."""
+    if "anyOf" in schema:
+        variants = [_without_references(variant, components) for variant in schema["anyOf"]]
+        return schema | {"anyOf": variants}
     if "$ref" not in schema:
         return schema
     inner = _without(components[schema["$ref"]], "title", "description")

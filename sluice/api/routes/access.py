@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from contextlib import suppress
 from typing import TypeVar, cast
 
 from starlette.requests import Request
@@ -21,7 +22,7 @@ from sluice.api.routes.api_state import API_STATE, ApiState, state_of_settings
 from sluice.api.routes.query_audit import note_query
 from sluice.api.routes.read_point import ReadPoint
 from sluice.api.services import NO_SERVICES, SERVICES, Services
-from sluice.errors import Incomplete, NotFound, QueryError
+from sluice.errors import Incomplete, NotFound, QueryError, StateError
 from sluice.query import AsOf, Pin
 from sluice.query.catalogue import PipelineSnapshot, only_store
 from sluice.query.former_names import renamed_pipeline, renamed_store
@@ -77,6 +78,15 @@ class Access:
     def forget_figures(self) -> None:
         """Let the next request read all figures anew, because the user has changed something."""
         self.state.figures.clear()
+
+    async def note(self, pipeline: str, action: str, detail: str = "", run: str = "") -> None:
+        """Note that the user has done something to a pipeline.
+
+        What was done stays done if the ledger is away, so this raises no error then.
+        """
+        add = self.state.ledger.activities.add
+        with suppress(StateError):
+            await asyncio.to_thread(add, pipeline, action, self.user.name, detail, run)
 
     async def require_edit(self, pipeline: str) -> None:
         """Raise NotFound if the user may not read the pipeline, Forbidden if not edit it."""

@@ -30,6 +30,7 @@ from sluice.kafka.redrive import redrive as redrive_chosen
 from sluice.query.scan_slots import Gate
 from sluice.query.time_texts import parse_time
 from sluice.values.contract_check import problems_of
+from sluice.values.phrases import counted
 from sluice.values.topic_patterns import is_pattern
 from sluice.values.topic_patterns import matches as matches_pattern
 
@@ -185,6 +186,12 @@ async def redrive(request: Request, query: PipelineQuery, chosen: Redrive) -> Re
         outcome = await asyncio.to_thread(
             redrive_chosen, kafka, query.pipeline, topics, which, chosen.limit, value
         )
+    if outcome.redriven:
+        which_ones = ", ".join(filter(None, (chosen.reason, chosen.step, chosen.place)))
+        corrected = ", with a corrected value" if value is not None else ""
+        of_these = f": {which_ones}" if which_ones else ""
+        detail = f"{counted(outcome.redriven, 'record')}{of_these}{corrected}"
+        await access.note(query.pipeline, "re-drive", detail)
     return reply(answers.Redriven(outcome.redriven, dict(outcome.skipped), outcome.more))
 
 

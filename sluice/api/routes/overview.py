@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Collection
 from datetime import datetime
 from typing import Annotated
@@ -31,10 +32,43 @@ _RECENT_BATCHES = 30
 _NO_DAG = DagState(paused=False, last_run=None)
 
 
-class OverviewQuery(msgspec.Struct, frozen=True, kw_only=True):
+class ChosenPipelines(msgspec.Struct, frozen=True, kw_only=True):
+    """Which pipelines of the overview."""
+
+    health: Annotated[
+        PipelineHealth | None, Meta(description="Only pipelines with this health.")
+    ] = None
+    owner: Annotated[str, Meta(description="Only pipelines of this owner.", max_length=200)] = ""
+    tag: Annotated[str, Meta(description="Only pipelines with this tag.", max_length=200)] = ""
+    name: Annotated[
+        str, Meta(description="Only pipelines whose names contain this text.", max_length=200)
+    ] = ""
+
+    def chooses(self, overview: answers.Overview) -> bool:
+        """Return whether a pipeline is among these."""
+        return (
+            self.health in (None, overview.health)
+            and self.owner in ("", overview.owner)
+            and (not self.tag or self.tag in overview.tags)
+            and self.name.lower() in overview.pipeline.lower()
+        )
+
+
+class OverviewQuery(ChosenPipelines, frozen=True, kw_only=True):
     """The pipelines of the overview."""
 
     pipeline: Annotated[str, Meta(description="Only this pipeline.", max_length=200)] | None = None
+    limit: Annotated[
+        int, Meta(description="Maximum number of pipelines; 0 for all.", ge=0, le=100_000)
+    ] = 0
+
+
+class SummaryQuery(ChosenPipelines, frozen=True, kw_only=True):
+    """The pipelines of the summary."""
+
+    limit: Annotated[
+        int, Meta(description="Maximum number of pipelines in `first`.", ge=0, le=100_000)
+    ] = 0
 
 
 @router.get("", list[answers.Overview], parameters=OverviewQuery)
@@ -43,7 +77,36 @@ async def show_overview(request: Request, query: OverviewQuery) -> Response:
 
     Each has its health, its unread records, and its dead letters of a day.
     """
-    access = await access_of(request)
+    overviews = await _overviews(await access_of(request), query.pipeline)
+    chosen = [overview for overview in overviews if query.chooses(overview)]
+    return reply(chosen[: query.limit or None])
+
+
+@router.get("/summary", answers.OverviewSummary, parameters=SummaryQuery)
+async def summarize(request: Request, query: SummaryQuery) -> Response:
+    """Count the pipelines that you may read by health, owner and tag, and return the worst ones."""
+    overviews = await _overviews(await access_of(request))
+    chosen = [overview for overview in overviews if query.chooses(overview)]
+    owners: Counter[str] = Counter()
+    tags: Counter[str] = Counter()
+    for overview in overviews:
+        owners[overview.owner] += 1
+        tags.update(overview.tags)
+    return reply(
+        answers.OverviewSummary(
+            pipelines=len(overviews),
+            matching=len(chosen),
+            failing=sum(bool(overview.failures) for overview in overviews),
+            health=dict(Counter(overview.health for overview in overviews)),
+            owners=dict(owners),
+            tags=dict(tags),
+            first=chosen[: query.limit],
+        )
+    )
+
+
+async def _overviews(access: Access, pipeline: str | None = None) -> list[answers.Overview]:
+    """Return all pipelines that the user may read, or one of them, the worst first."""
     figures, recent, dags = await asyncio.gather(
         access.figures("all", LedgerFigures.read),
         access.figures("recent", lambda ledger: ledger.snapshots.recent_counts(_RECENT_BATCHES)),
@@ -53,7 +116,7 @@ async def show_overview(request: Request, query: OverviewQuery) -> Response:
     names: list[str] = []
     positions: dict[str, Offsets] = {}
     for name in readable:
-        if query.pipeline in (None, name):
+        if pipeline in (None, name):
             names.append(name)
             if name in figures.positions:
                 positions[name] = figures.positions[name]
@@ -62,14 +125,12 @@ async def show_overview(request: Request, query: OverviewQuery) -> Response:
     for name in names:
         dag = dags.get(name, _NO_DAG)
         error = errors.get(access.services.connections.of(name), "")
-        overviews.append(await _overview(access, name, figures, dag, lags.get(name), error))
+        overview = await _overview(access, name, figures, dag, lags.get(name), error)
+        records = [*recent.get(name, ())]
+        overviews.append(msgspec.structs.replace(overview, records=records))
     order = list(PipelineHealth)
     overviews.sort(key=lambda overview: order.index(overview.health))
-    with_records: list[answers.Overview] = []
-    for overview in overviews:
-        records = [*recent.get(overview.pipeline, ())]
-        with_records.append(msgspec.structs.replace(overview, records=records))
-    return reply(with_records)
+    return overviews
 
 
 async def _overview(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated
 from urllib.parse import quote
@@ -19,6 +20,7 @@ from sluice.api.http.route import Router
 from sluice.api.routes.access import Access, access_of
 from sluice.errors import NotFound, QueryError
 from sluice.observe import monitoring
+from sluice.observe.activity import activity
 from sluice.observe.batch_history import history
 from sluice.observe.health import calm_of, recorded_failures, trouble_of
 from sluice.observe.monitoring import LedgerFigures
@@ -35,6 +37,9 @@ from sluice.values.replay_span import LONGEST_POINT, Span
 router = Router("pipelines", "/v1/pipelines", 400, 404)
 
 _NO_SNIFF = {"X-Content-Type-Options": "nosniff"}
+
+MOST_RUNS = 200
+"""The most runs that a request gets from Airflow."""
 
 Pipeline = Annotated[str, Meta(description="The pipeline's name.", max_length=200)]
 
@@ -85,7 +90,7 @@ class HistoryQuery(PipelineQuery, frozen=True, kw_only=True):
 class RunsQuery(PipelineQuery, frozen=True, kw_only=True):
     """The newest runs of a pipeline."""
 
-    limit: Annotated[int, Meta(description="Maximum number of runs.", ge=1, le=200)] = 20
+    limit: Annotated[int, Meta(description="Maximum number of runs.", ge=1, le=MOST_RUNS)] = 20
 
 
 class FinishedRunsQuery(PipelineQuery, frozen=True, kw_only=True):
@@ -94,6 +99,12 @@ class FinishedRunsQuery(PipelineQuery, frozen=True, kw_only=True):
     since: Annotated[str, Meta(description="The begin of the time.", max_length=100)]
     until: Annotated[str, Meta(description="The end of the time.", max_length=100)]
     limit: Annotated[int, Meta(description="Maximum number of runs.", ge=1, le=1_000)] = 200
+
+
+class ActivityQuery(PipelineQuery, frozen=True, kw_only=True):
+    """What people have done to a pipeline."""
+
+    limit: Annotated[int, Meta(description="Maximum number of activities.", ge=1, le=1_000)] = 100
 
 
 class Action(StrEnum):
@@ -108,6 +119,9 @@ class Action(StrEnum):
     published meanwhile."""
     DROP = "drop"
     """Remove the generation that a replay has built."""
+    ROLL_BACK = "roll_back"
+    """Make the generation before the current one current again, after a promotion. The pipeline's
+    file must be that of the earlier generation."""
     CHANGE = "change"
     """Compute only new and changed stores from the topics, delete the entries of removed stores,
     keep the state of all others, and then run."""
@@ -227,6 +241,23 @@ async def list_finished_runs(request: Request, query: FinishedRunsQuery) -> Resp
     return reply(await access.figures(name, read))
 
 
+@router.get("/{pipeline}/activity", list[answers.Activity], parameters=ActivityQuery)
+async def list_activity(request: Request, query: ActivityQuery) -> Response:
+    """Return who did what to the pipeline, newest first.
+
+    It has runs that users started, pauses, replays, re-drives and so on, and changes of the
+    pipeline's file or of Sluice's version, which the next run shows.
+    """
+    access = await access_of(request)
+    await access.require_pipeline(query.pipeline)
+    runs = await asyncio.to_thread(access.services.runs.recent, query.pipeline, MOST_RUNS)
+    path = _runs_path(access.services.runs.root, query.pipeline)
+    ledger, now = access.state.ledger, datetime.now(UTC)
+    return reply(
+        await read_ledger(lambda: activity(ledger, query.pipeline, runs, path, query.limit, now))
+    )
+
+
 @router.post("/{pipeline}/runs", answers.Started, body=StartRun, parameters=PipelineQuery)
 async def start_run(request: Request, query: PipelineQuery, start: StartRun) -> Response:
     """Trigger the pipeline's DAG.
@@ -251,8 +282,14 @@ async def start_run(request: Request, query: PipelineQuery, start: StartRun) -> 
             next_step='Leave them out, or set "action" to "replay".',
         )
     run = await asyncio.to_thread(runs.start, query.pipeline, parameters | points, access.user.name)
-    log = f"{runs.root}/dags/{quote(query.pipeline, safe='')}/runs/{quote(run, safe='')}"
-    return reply(answers.Started(run, log))
+    detail = ", ".join(f"{name} {point}" for name, point in points.items())
+    await access.note(query.pipeline, start.action.value, detail, run)
+    path = _runs_path(runs.root, query.pipeline)
+    return reply(answers.Started(run, f"{path}/{quote(run, safe='')}"))
+
+
+def _runs_path(root: str, pipeline: str) -> str:
+    return f"{root}/dags/{quote(pipeline, safe='')}/runs"
 
 
 @router.post("/{pipeline}/pause", answers.Pause, body=StartPause, parameters=PipelineQuery)
@@ -268,6 +305,7 @@ async def pause_pipeline(request: Request, query: PipelineQuery, pause: StartPau
     if not reason:
         raise QueryError("A pause needs a reason.", next_step='Write for example "new prices".')
     paused = await asyncio.to_thread(ledger.pauses.pause, query.pipeline, reason, access.user.name)
+    await access.note(query.pipeline, "pause", reason)
     access.forget_figures()
     return reply(pause_answer(paused))
 
@@ -278,6 +316,8 @@ async def resume_pipeline(request: Request, query: PipelineQuery, _resume: Resum
     access = await access_of(request)
     await access.require_edit(query.pipeline)
     was_paused = await asyncio.to_thread(access.state.ledger.pauses.resume, query.pipeline)
+    if was_paused:
+        await access.note(query.pipeline, "resume")
     access.forget_figures()
     return reply(answers.Resumed(was_paused))
 

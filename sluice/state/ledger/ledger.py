@@ -9,6 +9,7 @@ from typing import Self
 from sqlalchemy import Engine, select, text
 
 from sluice.state.database import database_errors, database_url, open_engine
+from sluice.state.ledger.activities import Activities
 from sluice.state.ledger.audits import Audits
 from sluice.state.ledger.failures import Failures
 from sluice.state.ledger.finished_runs import FinishedRuns
@@ -56,6 +57,7 @@ class Ledger:
         self.notes = Notes(engine)
         self.finished_runs = FinishedRuns(engine)
         self.pauses = Pauses(engine)
+        self.activities = Activities(engine)
         self.renames = Renames(engine)
         self.measurements = Measurements(engine)
         self.sizes = Sizes(engine)

@@ -479,6 +479,19 @@ PAUSES = Table(
 )
 """The pipelines that do not run until they are resumed."""
 
+ACTIVITIES = Table(
+    "activities",
+    METADATA,
+    Column("number", Integer, primary_key=True, autoincrement=True),
+    Column("pipeline", Text, nullable=False),
+    Column("at", Text, nullable=False, comment="ISO 8601, UTC"),
+    Column("by", Text, nullable=False, comment="the user, or empty"),
+    Column("action", Text, nullable=False, comment="such as `pause` or `replay`"),
+    Column("detail", Text, nullable=False),
+    Column("run", Text, nullable=False, comment="the Airflow run that it has started, or empty"),
+)
+"""The newest actions of people on each pipeline."""
+
 
 @lru_cache(maxsize=256)
 def of_ref(table: Table, ref: GenerationRef) -> ColumnElement[bool]:

@@ -21,6 +21,7 @@ from sluice.state.database import as_json, database_errors, transaction
 from sluice.state.ledger.leases import LeaseRow, require_epoch
 from sluice.state.ledger.ledger_part import LedgerPart
 from sluice.state.ledger.ledger_tables import (
+    ACTIVITIES,
     FAILURES,
     GENERATIONS,
     LEASES,
@@ -50,7 +51,7 @@ _COPIED = (WORKERS, LEASES, PLACEMENTS, PLACES)
 """The tables whose rows stay under the former name. The shards of the workers there still exist,
 and their state servers serve them until they are removed. The leases stay, so that a driver that
 has lost one of them cannot write for a later pipeline of the former name."""
-_LEFT_BY_ATTEMPTS = (FAILURES, MEASUREMENTS, SIZES, NOTES, PAUSES)
+_LEFT_BY_ATTEMPTS = (FAILURES, MEASUREMENTS, SIZES, NOTES, PAUSES, ACTIVITIES)
 """The tables that may have rows of a name under which no pipeline has published anything."""
 
 

@@ -274,3 +274,39 @@ def test_the_overview_names_the_pipelines_that_the_user_may_edit(api: Api, state
         "orders": False,
         "pages": True,
     }
+
+
+def test_pipelines_are_chosen_and_the_worst_come_first(api: Api, states: States) -> None:
+    states.publish({"a": "1"})
+    api.runs.states |= {
+        "bills": DagState(False, None, tags=("money",), owner="ann"),
+        "coins": DagState(False, None, tags=("money", "shop"), owner="bob"),
+    }
+    states.ledger.failures.keep(failed("coins"))
+
+    def names(**parameters: object) -> list[str]:
+        return [each["pipeline"] for each in api.get(OVERVIEW, **parameters)]
+
+    assert names()[0] == "coins"
+    assert names(limit=1) == ["coins"]
+    assert names(health="failed") == ["coins"]
+    assert names(tag="money", owner="ann") == ["bills"]
+    assert names(name="OI") == ["coins"]
+    assert api.ask("GET", OVERVIEW, params={"health": "bad"}).status_code == 422
+
+
+def test_the_summary_counts_all_readable_pipelines(api: Api, states: States) -> None:
+    states.publish({"a": "1"})
+    api.runs.states |= {
+        "bills": DagState(False, None, tags=("money",), owner="ann"),
+        "coins": DagState(False, None, tags=("money", "shop"), owner="ann"),
+        "secret": DagState(False, None, tags=("hidden",)),
+    }
+    api.user = User(hidden=("secret",))
+    summary = api.get(f"{OVERVIEW}/summary", tag="shop")
+    assert (summary["pipelines"], summary["matching"]) == (3, 1)
+    assert (summary["owners"], summary["tags"]) == ({"": 1, "ann": 2}, {"money": 2, "shop": 1})
+    assert sum(summary["health"].values()) == 3
+    assert summary["first"] == []
+    (first,) = api.get(f"{OVERVIEW}/summary", tag="money", limit=1)["first"]
+    assert first == api.get(OVERVIEW, tag="money", limit=1)[0]

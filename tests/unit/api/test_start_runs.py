@@ -25,7 +25,7 @@ def api(tmp_path: Path) -> Api:
     return api
 
 
-@pytest.mark.parametrize("action", ["run", "replay", "promote", "drop", "change"])
+@pytest.mark.parametrize("action", ["run", "replay", "promote", "drop", "roll_back", "change"])
 def test_a_run_is_started_with_its_action_in_the_name_of_the_user(api: Api, action: str) -> None:
     answer = api.ask("POST", RUNS, json={"action": action})
     assert answer.status_code == 200

@@ -24,7 +24,8 @@ pytestmark = pytest.mark.unit
 
 BATCHES = "/v1/pipelines/orders/batches"
 COUNTS = {
-    "read": 100, "applied": 90, "filtered": 3, "late/totals": 2, "dropped/null_key": 1, "failed/double": 4,
+    "read": 100, "applied": 90, "filtered": 3, "late/totals": 2, "dropped/null_key": 1, "null_key/totals": 1,
+    "failed/double": 4,
     "dead_letter/contract": 3, "output/out": 50, "output/orders_dead_letters": 3, "rows": 40,
 }  # fmt: skip
 
@@ -70,6 +71,7 @@ def test_a_batch_with_its_counts_durations_and_log(api: Api, states: States) -> 
         "late": {"totals": 2},
         "dropped": {"null_key": 1},
         "failed": {"double": 4},
+        "passed_over": {"null_key/totals": 1},
         "dead_letters": {"contract": 3},
         "read": {"orders": 100},
         "written": {"out": 50, "orders_dead_letters": 3},

@@ -50,6 +50,16 @@ def read(api: Api, **changed: Any) -> dict[str, Any]:
     return dict(api.get(PATH, **(hour | changed)))
 
 
+def test_what_steps_did_not_use_is_added_up_by_step(api: Api, states: States) -> None:
+    publish(states, 2, **{"late/n": 1, "null_key/n": 2, "failed/map-3": 4})
+    publish(states, 7, **{"late/n": 2, "missing/map-3": 5, "dropped/null_key": 2, "rows": 9})
+    publish(states, 61, **{"late/n": 100})
+    assert read(api)["steps"] == {
+        "n": {"late": 3, "null_key": 2},
+        "map-3": {"failed": 4, "missing": 5},
+    }
+
+
 def test_batches_are_added_up_in_equal_parts_of_the_time(api: Api, states: States) -> None:
     publish(states, -5, read=1)
     publish(states, 2, **{"read": 10, "late/n": 1, "output/out": 4})

@@ -118,7 +118,7 @@ def test_only_the_owner_migrates_the_ledger(as_role: Callable[[str], str]) -> No
     owner = as_role("owner")
     engine = open_engine(database_url(owner))
     with transaction(engine) as connection:
-        for table in ("renames", "pauses", "finished_runs", "costs"):
+        for table in ("renames", "pauses", "finished_runs", "costs", "activities"):
             connection.execute(text(f"DROP TABLE {table}"))
         connection.execute(text("ALTER TABLE plans DROP COLUMN snapshots"))
         connection.execute(text(f"UPDATE {migrations.TABLE} SET version_num = 'r2'"))

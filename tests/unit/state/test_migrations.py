@@ -66,7 +66,7 @@ def test_a_ledger_of_the_first_release_gets_the_columns_of_this_version(old: str
     later += [("history", "boundaries_lost"), ("generations", "file"), ("pipelines", "retired")]
     later += [("plans", "snapshots")]
     engine = open_engine(database_url(old))
-    added = ("finished_runs", "costs", "renames", "pauses")
+    added = ("finished_runs", "costs", "renames", "pauses", "activities")
     wanted = {table: columns_of(engine, table) for table in {*dict(later), *added}}
     with transaction(engine) as connection:
         for table in added:

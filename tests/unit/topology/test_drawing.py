@@ -109,6 +109,7 @@ def test_svg_is_well_formed_and_shows_every_step_within_its_bounds() -> None:
     assert len(boxes) == len(pipeline.nodes)
     assert len(root.findall(f"{SVG}path")) == 8
     assert "store n_window" in [box[2].text for box in boxes]
+    assert [box.attrib["data-at"] for box in boxes] == [node.at for node in pipeline.nodes]
     width, height = int(root.attrib["width"]), int(root.attrib["height"])
     places = [(int(rect.attrib["x"]), int(rect.attrib["y"])) for rect in root.iter(f"{SVG}rect")]
     assert len(set(places)) == len(places)

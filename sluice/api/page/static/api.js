@@ -11,22 +11,31 @@ export class Problem extends Error {
 
 export const address = (path) => `${BASE}/v1${path}`;
 export const part = encodeURIComponent;
+// The address of a page or route of Airflow, or of a custom route.
+export const airflow = (path) => BASE.replace(/\/sluice$/, "") + path;
 
 export function query(parameters) {
-  const given = Object.entries(parameters).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  const isGiven = (value) => value !== null && value !== undefined && value !== "";
+  const given = Object.entries(parameters).filter(([, value]) => isGiven(value));
   return given.length ? `?${new URLSearchParams(given)}` : "";
 }
 
 const JSON_ONLY = { headers: { Accept: "application/json" } };
 export const get = (path, parameters = {}) => send(address(path) + query(parameters), JSON_ONLY);
 // Like `get`, but numbers that a double would change, such as 54.00 and 2^63, keep their digits.
-export const getExact = (path, parameters = {}) => send(address(path) + query(parameters), JSON_ONLY, exact);
+export const getExact = (path, parameters = {}) =>
+  send(address(path) + query(parameters), JSON_ONLY, exact);
 
-export const post = (path, body) => send(address(path), {
-  method: "POST",
-  headers: { Accept: "application/json", "Content-Type": "application/json" },
-  body: JSON.stringify(body),
-});
+export const post = (path, body) =>
+  send(address(path), {
+    method: "POST",
+    headers: { Accept: "application/json", "Content-Type": "application/json" },
+    body: JSON.stringify(body),
+  });
+
+// The answer, or an empty list for what does not exist.
+export const optional = (answer) =>
+  answer.catch((error) => (error.status === 404 ? [] : Promise.reject(error)));
 
 async function send(url, options, read = JSON.parse) {
   let response;
@@ -36,16 +45,18 @@ async function send(url, options, read = JSON.parse) {
     throw new Problem(0, "Airflow's API server does not answer.");
   }
   if (response.ok) return read(await response.text());
-  const problem = await response.json().catch(() => ({ detail: `The server answered ${response.status}.` }));
+  const problem = await response
+    .json()
+    .catch(() => ({ detail: `The server answered ${response.status}.` }));
   throw new Problem(response.status, problem.detail, problem.nextStep);
 }
 
 function exact(text) {
-  return JSON.parse(text, (_, value, context) =>
-    typeof value === "number" && context && !sameDigits(value, context.source) ? new Exact(context.source) : value);
+  return JSON.parse(text, (_, value, context) => {
+    const isChanged = typeof value === "number" && context && String(value) !== context.source;
+    return isChanged ? new Exact(context.source) : value;
+  });
 }
-
-const sameDigits = (value, source) => String(value) === source;
 
 class Exact {
   constructor(source) {
@@ -71,5 +82,7 @@ export function listen(changed, trouble) {
   addEventListener("pagehide", () => events.close());
 }
 
-export const curl = (path, parameters = {}) =>
-  `curl -H "Authorization: Bearer $TOKEN" '${new URL(address(path) + query(parameters), location.href)}'`.replaceAll("\n", "%0A");
+export function curl(path, parameters = {}) {
+  const url = new URL(address(path) + query(parameters), location.href).href;
+  return `curl -H "Authorization: Bearer $TOKEN" '${url}'`.replaceAll("\n", "%0A");
+}

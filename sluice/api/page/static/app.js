@@ -1,4 +1,5 @@
-// The page: it shows the view that the address names, and shows it again when something has changed.
+// The page: it shows the view that the address names, and shows it again when something has
+// changed.
 
 import "./theme.js";
 import { listen, Problem } from "./api.js";
@@ -10,41 +11,54 @@ const REFRESH_MS = 10_000;
 const ROUTES = [
   [/^\/$/, () => import("./overview.js"), "overview"],
   [/^\/pipelines\/([^/]+)$/, () => import("./glance.js"), "glance"],
-  [/^\/pipelines\/([^/]+)\/topology$/, () => import("./pipeline.js"), "pipelineTopology"],
+  [/^\/pipelines\/([^/]+)\/topology$/, () => import("./topology.js"), "topologyTab"],
   [/^\/pipelines\/([^/]+)\/runs$/, () => import("./runs.js"), "runsTab"],
-  [/^\/pipelines\/([^/]+)\/stores$/, () => import("./pipeline.js"), "pipelineStores"],
+  [/^\/pipelines\/([^/]+)\/stores$/, () => import("./stores.js"), "pipelineStores"],
   [/^\/pipelines\/([^/]+)\/dead-letters$/, () => import("./dead_letters.js"), "deadLetters"],
-  [/^\/pipelines\/([^/]+)\/shards$/, () => import("./pipeline.js"), "shardsTab"],
+  [/^\/pipelines\/([^/]+)\/shards$/, () => import("./shards.js"), "shardsTab"],
+  [/^\/pipelines\/([^/]+)\/activity$/, () => import("./activity.js"), "activityTab"],
   [/^\/costs$/, () => import("./costs.js"), "costs"],
-  [/^\/stores$/, () => import("./store.js"), "stores"],
+  [/^\/stores$/, () => import("./stores.js"), "stores"],
   [/^\/pipelines\/([^/]+)\/stores\/([^/]+)$/, () => import("./store.js"), "store"],
 ];
 
 let current = null;
 
-// A view is a function of the address. It returns { title, content, affects, live }: `live` is false for a view that
-// does not change by itself, such as the answer to a search.
+// A view is a function of the address. It returns { title, content, affects, live }: `live` is
+// false for a view that does not change by itself, such as the answer to a search.
 async function show({ keep = false, typing = false } = {}) {
-  const [path, search = ""] = (location.hash.slice(1) || "/").split("?");
-  const route = ROUTES.map(([pattern, load, view]) => [pattern.exec(path), load, view]).find(([match]) => match);
   const { hash } = location;
-  const view = { hash };
   try {
-    if (!route) throw new Problem(404, "There is nothing at this address.");
-    const module = await route[1]().catch(unavailable);
-    const shown = await module[route[2]](route[0].slice(1).map(decoded), new URLSearchParams(search), { refresh: () => show({ keep: true }) });
+    const shown = await viewAt(hash);
     if (location.hash !== hash) return;
     if (keep && !typing && isBusy()) return;
     replace(shown.content, keep);
     document.title = `${shown.title} – Sluice`;
-    current = { ...view, ...shown };
+    current = { hash, ...shown };
     trouble("");
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
     trouble(keep ? `${error.message} The page shows what was last known.` : error.message);
-    if (!keep) replace([element("h1", {}, "Nothing can be shown"), element("p", {}, link("#/", "All pipelines"))], false);
+    if (!keep) replace(nothing(), false);
   }
 }
+
+async function viewAt(hash) {
+  const [path, search = ""] = (hash.slice(1) || "/").split("?");
+  for (const [pattern, load, name] of ROUTES) {
+    const match = pattern.exec(path);
+    if (!match) continue;
+    const module = await load().catch(unavailable);
+    const refresh = () => show({ keep: true });
+    return module[name](match.slice(1).map(decoded), new URLSearchParams(search), { refresh });
+  }
+  throw new Problem(404, "There is nothing at this address.");
+}
+
+const nothing = () => [
+  element("h1", {}, "Nothing can be shown"),
+  element("p", {}, link("#/", "All pipelines")),
+];
 
 // A view's module that cannot be loaded is one more answer that the server does not give.
 function unavailable(error) {
@@ -60,37 +74,74 @@ function decoded(text) {
   }
 }
 
-// Whether the new address shows the same view with other parameters, so that the focus and the scrolling stay.
+// Whether the new address shows the same view with other parameters, so that the focus and the
+// scrolling stay.
 function isSameView() {
   const path = (hash) => (hash.slice(1) || "/").split("?")[0];
-  return current !== null && path(current.hash) === path(location.hash) && !byId("view").querySelector("form.search");
+  return (
+    current !== null &&
+    path(current.hash) === path(location.hash) &&
+    !byId("view").querySelector("form.search")
+  );
 }
 
 // Whether somebody is typing, choosing or reading a dialog, which a new view would take away.
 function isBusy() {
-  return document.querySelector("dialog[open]") !== null || byId("view").querySelector("input:focus, select:focus, textarea:focus") !== null;
+  return (
+    document.querySelector("dialog[open]") !== null ||
+    byId("view").querySelector("input:focus, select:focus, textarea:focus") !== null
+  );
 }
 
 function replace(content, isSame) {
-  const focused = isSame && document.activeElement?.textContent;
-  const scrolled = isSame ? [...document.querySelectorAll(".scroll, .drawing")].map((node) => node.scrollLeft) : [];
-  const opened = isSame ? new Set([...document.querySelectorAll("details[open]")].map(keyOf)) : new Set();
-  const done = isSame && document.getElementById("done");
-  const input = isSame && document.activeElement?.matches("input[type=search]") ? document.activeElement : null;
   const fresh = element("div", {}, [content].flat(5));
-  // Parts that would look the same stay, with the place of the pointer and what somebody has zoomed into.
+  if (!isSame) {
+    byId("view").replaceChildren(...fresh.childNodes);
+    byId("view").focus({ preventScroll: true });
+    return;
+  }
+  const before = whatSomebodyDid();
+  keepIslands(fresh);
+  byId("view").replaceChildren(...fresh.childNodes);
+  restore(before);
+}
+
+// Parts that would look the same stay, with the place of the pointer and what somebody has zoomed
+// into.
+function keepIslands(fresh) {
+  const islands = [...byId("view").querySelectorAll("[data-island]")];
   for (const island of fresh.querySelectorAll("[data-island]")) {
-    const before = [...byId("view").querySelectorAll("[data-island]")].find(({ dataset }) => dataset.island === island.dataset.island && dataset.version === island.dataset.version);
+    const { island: name, version } = island.dataset;
+    const before = islands.find(
+      ({ dataset }) => dataset.island === name && dataset.version === version,
+    );
     if (before) island.replaceWith(before);
   }
-  byId("view").replaceChildren(...fresh.childNodes);
-  if (input) restoreInput(input);
-  for (const details of document.querySelectorAll("details")) if (opened.has(keyOf(details))) details.open = true;
-  document.querySelectorAll(".scroll, .drawing").forEach((node, index) => { node.scrollLeft = scrolled[index] ?? 0; });
+}
+
+// What is focused, scrolled, opened and typed, so that a newer view of the same keeps it.
+function whatSomebodyDid() {
+  const focused = document.activeElement;
+  return {
+    input: focused?.matches("input[type=search]") ? focused : null,
+    text: focused?.textContent,
+    scrolled: [...document.querySelectorAll(".scroll, .drawing")].map((node) => node.scrollLeft),
+    opened: new Set([...document.querySelectorAll("details[open]")].map(keyOf)),
+    done: document.getElementById("done"),
+  };
+}
+
+function restore({ input, text, scrolled, opened, done }) {
+  for (const details of document.querySelectorAll("details")) {
+    if (opened.has(keyOf(details))) details.open = true;
+  }
+  document.querySelectorAll(".scroll, .drawing").forEach((node, index) => {
+    node.scrollLeft = scrolled[index] ?? 0;
+  });
   // The result of the last action stays until the next action, or until another view.
   if (done) document.getElementById("done")?.replaceWith(done);
-  if (focused && !input) [...byId("view").querySelectorAll("button, a, summary")].find((node) => node.textContent === focused)?.focus();
-  if (!isSame) byId("view").focus({ preventScroll: true });
+  if (input) restoreInput(input);
+  else if (text) focusOn(text);
 }
 
 const keyOf = (details) => details.dataset.key ?? details.querySelector("summary").textContent;
@@ -99,6 +150,11 @@ function restoreInput(before) {
   const input = byId("view").querySelector("input[type=search]");
   input?.focus();
   input?.setSelectionRange(before.selectionStart, before.selectionEnd);
+}
+
+function focusOn(text) {
+  const nodes = [...byId("view").querySelectorAll("button, a, summary")];
+  nodes.find((node) => node.textContent === text)?.focus();
 }
 
 function trouble(text) {
@@ -111,20 +167,26 @@ addEventListener("sluice-typed", () => show({ keep: true, typing: true }));
 document.addEventListener("visibilitychange", () => document.hidden || show({ keep: true }));
 
 let soon = 0;
-listen((names) => {
-  if (!current || current.live === false || (current.affects && !names.includes(current.affects))) return;
-  clearTimeout(soon);
-  soon = setTimeout(() => show({ keep: true }), 200);
-}, (isLost) => {
-  byId("live").textContent = isLost ? "Reconnecting…" : "Live";
-  byId("live").className = `pill ${isLost ? "" : "good"}`;
-});
+listen(
+  (names) => {
+    if (!isLive() || (current.affects && !names.includes(current.affects))) return;
+    clearTimeout(soon);
+    soon = setTimeout(() => show({ keep: true }), 200);
+  },
+  (isLost) => {
+    byId("live").textContent = isLost ? "Reconnecting…" : "Live";
+    byId("live").className = `pill ${isLost ? "" : "good"}`;
+  },
+);
+
+const isLive = () => current !== null && current.live !== false;
 
 async function run() {
-  if (!document.hidden && (!current || current.live !== false)) await show({ keep: true });
+  if (!document.hidden && (!current || isLive())) await show({ keep: true });
   setTimeout(run, REFRESH_MS);
 }
 
-byId("zone").textContent = `Times in ${zoneName === "UTC" || zone === "UTC" ? "UTC" : `${zoneName} (${zone})`}`;
+const isUtc = zoneName === "UTC" || zone === "UTC";
+byId("zone").textContent = `Times in ${isUtc ? "UTC" : `${zoneName} (${zone})`}`;
 await show();
 setTimeout(run, REFRESH_MS);

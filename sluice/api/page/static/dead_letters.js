@@ -1,150 +1,163 @@
-// A pipeline's dead letters as work: groups by reason and step, the record beside its contract, a correction to try, and
-// what came of re-driving.
+// A pipeline's dead letters as work: groups by reason and step, the newest of a group, and
+// re-drives.
 
 import { get, part, post, query } from "./api.js";
-import { badge, button, card, confirm, element, link, report, table } from "./dom.js";
-import { ago, bytes, counted, number, time } from "./format.js";
+import { confirm } from "./confirm.js";
+import { badge, button, card, choices, element, link, report, table } from "./dom.js";
+import { ago, counted, number } from "./format.js";
+import { letterCard } from "./dead_letter.js";
 import { tabView } from "./pipeline.js";
 
-const SHOWN_LETTERS = 20, MOST_LETTERS = 100;
-const MOST_BYTES = 10_000; // of a value that the API returns
+const SHOWN_LETTERS = 20;
+const MOST_LETTERS = 100;
+const DAY_MS = 86_400_000;
 
-export const deadLetters = tabView("dead-letters", async ({ name, overview, search, refresh, hash }) => {
-  if (!overview.snapshot) return card("None", element("p", {}, "There are none before the first run."));
-  const given = Object.fromEntries([...search].filter(([id, value]) => value !== "" || id === "step"));
-  const own = `${hash}/dead-letters`;
+// Somebody may be correcting a value of an open group, so the group is not shown again by itself.
+const isLive = (search) => !search.has("reason");
+
+export const deadLetters = tabView("dead-letters", show, isLive);
+
+async function show({ name, overview, search, refresh, hash }) {
+  if (!overview.snapshot)
+    return card("None", element("p", {}, "There are none before the first run."));
+  const given = {};
+  for (const [id, value] of search) if (value !== "" || id === "step") given[id] = value;
   const path = `/pipelines/${part(name)}/dead_letters`;
-  const since = given.since === "all" ? undefined : given.since || new Date(Date.now() - 86_400_000).toISOString();
-  const isOpen = given.reason !== undefined || given.step !== undefined;
+  const since = sinceOf(given);
   // Without an open group, the groups' examples are enough.
   const answer = await get(path, { since, limit: 1 });
-  const opened = isOpen ? await letters(path, { reason: given.reason, partition: given.partition, since, limit: given.most ? MOST_LETTERS : SHOWN_LETTERS }, given.step) : null;
-  const send = (chosen, what) => redrive(name, path, { ...chosen, ...(since ? { since } : {}) }, what, refresh);
-  const context = { name, path, own, given, since, send, refresh, mayEdit: overview.may_edit, contracts: answer.contracts };
+  const context = {
+    path,
+    own: `${hash}/dead-letters`,
+    given,
+    mayEdit: overview.may_edit,
+    contracts: answer.contracts,
+    send: (chosen, what) => redrive(name, path, { ...chosen, since }, what, refresh),
+  };
+  const isOpen = given.reason !== undefined || given.step !== undefined;
   return [
     times(context, answer),
-    answer.groups.length ? groups(answer.groups, context) : card("None", element("p", {}, given.since === "all" ? "There are no dead letters." : ["There were none in this time. ", link(`${own}${query({ since: "all" })}`, "Show all")])),
-    opened && element("section", { "aria-label": "Dead letters of the group", class: "stack" },
-      element("h2", {}, `${given.reason ?? "All reasons"}${given.step ? ` in ${given.step}` : ""}: the newest ${counted(opened.dead_letters.length, "dead letter")}`),
-      opened.dead_letters.map((letter) => letterCard(letter, context)),
-      opened.dead_letters.length === SHOWN_LETTERS && element("p", {}, link(`${own}?${new URLSearchParams({ ...given, most: 1 })}`, `Show the newest ${MOST_LETTERS}`))),
+    answer.groups.length ? groups(answer.groups, context) : none(context),
+    isOpen && opened(context, await lettersOf(path, given, since)),
   ];
-}, (search) => !search.has("reason")); // somebody may be correcting a value
+}
 
-// An empty step is a choice, too, so it must stay in the query.
-function letters(path, parameters, step) {
-  const text = query(parameters);
-  const more = step === undefined ? "" : `${text ? "&" : "?"}step=${part(step)}`;
-  return get(`${path}${text}${more}`);
+function sinceOf(given) {
+  if (given.since === "all") return undefined;
+  return given.since || new Date(Date.now() - DAY_MS).toISOString();
+}
+
+function none({ own, given }) {
+  if (given.since === "all") return card("None", element("p", {}, "There are no dead letters."));
+  const all = link(`${own}${query({ since: "all" })}`, "Show all");
+  return card("None", element("p", {}, "There were none in this time. ", all));
+}
+
+async function lettersOf(path, { reason, partition, step, most }, since) {
+  const limit = most ? MOST_LETTERS : SHOWN_LETTERS;
+  const text = query({ reason, partition, since, limit });
+  // An empty step is a choice, too, so it must stay in the query.
+  const answer = await get(path + text + (step === undefined ? "" : `&step=${part(step)}`));
+  return answer.dead_letters;
+}
+
+// The newest dead letters of the open group.
+function opened(context, letters) {
+  const { own, given } = context;
+  const where = given.step ? ` in ${given.step}` : "";
+  const newest = `the newest ${counted(letters.length, "dead letter")}`;
+  const more = `${own}?${new URLSearchParams({ ...given, most: 1 })}`;
+  return element(
+    "section",
+    { "aria-label": "Dead letters of the group", class: "stack" },
+    element("h2", {}, `${given.reason ?? "All reasons"}${where}: ${newest}`),
+    letters.map((letter) => letterCard(letter, context)),
+    letters.length === SHOWN_LETTERS &&
+      element("p", {}, link(more, `Show the newest ${MOST_LETTERS}`)),
+  );
 }
 
 function times({ own, given, send, mayEdit }, answer) {
-  const mayRedrive = mayEdit && answer.groups.some((group) => !group.step && group.count > group.redriven);
+  const mayRedrive = answer.groups.some((group) => !group.step && group.count > group.redriven);
   const total = Object.values(answer.reasons).reduce((sum, count) => sum + count, 0);
-  const { since: _since, ...rest } = given;
-  const choice = (since, text) => element("a", { class: "choice", href: own + query({ ...rest, since }), "aria-current": (given.since ?? "") === since ? "true" : null }, text);
-  return element("nav", { class: "choices", "aria-label": "Time" }, choice("", "Last 24 hours"), choice("all", "All times"),
+  const { since: chosen = "", ...rest } = given;
+  const choice = (since, text) => ({
+    href: own + query({ ...rest, since }),
+    text,
+    isChosen: chosen === since,
+  });
+  const redriveAll = () => send({}, "all records that could not be read");
+  return choices(
+    "Time",
+    [choice("", "Last 24 hours"), choice("all", "All times")],
     element("span", { class: "quiet" }, counted(total, "dead letter")),
-    mayRedrive && button("Re-drive all that could not be read", () => send({}, "all records that could not be read")),
-    !answer.complete && badge("the search took too long: there are more", "behind"));
+    mayEdit && mayRedrive && button("Re-drive all that could not be read", redriveAll),
+    !answer.complete && badge("the search took too long: there are more", "behind"),
+  );
 }
 
 function groups(all, context) {
-  const { own, given, mayEdit, send } = context;
-  const open = (group) => `${own}?${new URLSearchParams({ ...(given.since ? { since: given.since } : {}), reason: group.reason, step: group.step })}`;
-  const isOpen = (group) => given.reason === group.reason && (given.step === undefined || given.step === group.step);
-  return element("section", { class: "card" }, table([
-    { title: "Reason", cell: (group) => link(open(group), badge(group.reason, isOpen(group) ? "running" : "failed")) },
+  const columns = [
+    { title: "Reason", cell: (group) => reasonOf(group, context) },
     { title: "Step", cell: (group) => group.step || "reading" },
     { title: "Count", number: true, cell: (group) => number(group.count) },
     { title: "Newest", cell: (group) => ago(group.example.at) },
-    { title: "Example", cell: (group) => [element("div", { class: "error" }, group.example.detail), element("code", { class: "one-line" }, group.example.value ?? "null")] },
-    { title: "Re-driven", cell: (group) => outcome(group) },
-    { title: "Action", cell: (group) => [link(open(group), "Open"), " ", mayEdit && group.count > group.redriven && button(`Re-drive ${number(group.count - group.redriven)}`, () => send({ reason: group.reason, step: group.step }, `the group ${group.reason}${group.step ? ` in ${group.step}` : ""}`))] },
-  ], all, { label: "Groups of dead letters" }));
+    { title: "Example", cell: exampleOf },
+    { title: "Re-driven", cell: outcome },
+    { title: "Action", cell: (group) => actions(group, context) },
+  ];
+  const label = "Groups of dead letters";
+  return element("section", { class: "card" }, table(columns, all, { label }));
+}
+
+function pathOf({ reason, step }, { own, given }) {
+  const since = given.since ? { since: given.since } : {};
+  return `${own}?${new URLSearchParams({ ...since, reason, step })}`;
+}
+
+function reasonOf(group, context) {
+  const { reason, step } = context.given;
+  const isOpen = reason === group.reason && (step === undefined || step === group.step);
+  return link(pathOf(group, context), badge(group.reason, isOpen ? "running" : "failed"));
+}
+
+const exampleOf = ({ example }) => [
+  element("div", { class: "error" }, example.detail),
+  element("code", { class: "one-line" }, example.value ?? "null"),
+];
+
+function actions(group, context) {
+  const open = link(pathOf(group, context), "Open");
+  const left = group.count - group.redriven;
+  if (!context.mayEdit || !left) return open;
+  const { reason, step } = group;
+  const what = `the group ${reason}${step ? ` in ${step}` : ""}`;
+  const send = () => context.send({ reason, step }, what);
+  return [open, " ", button(`Re-drive ${number(left)}`, send)];
 }
 
 function outcome(group) {
   if (!group.redriven) return "none";
-  return [`${number(group.redriven)}. `, group.failed_again ? badge(`${number(group.failed_again)} failed again`, "failed") : badge("none failed again", "success")];
-}
-
-function letterCard(letter, context) {
-  const { mayEdit, send, contracts } = context;
-  const [topic] = letter.source.split("/");
-  const contract = contracts[topic];
-  const work = element("div", { class: "sides" });
-  const details = element("details", {
-    "data-key": letter.place,
-    ontoggle: () => { if (details.open && !work.childElementCount) fill(work, letter, topic, contract, context); },
-  }, element("summary", {}, "Record, headers and contract"), work);
-  return element("article", { class: "card letter" },
-    element("div", { class: "title" },
-      element("h3", {}, badge(letter.reason, "failed"), " ", letter.source || letter.step || letter.place),
-      state(letter) ?? (mayEdit && (letter.not_redrivable ? badge(letter.not_redrivable) : button("Re-drive", () => send({ place: letter.place }, `the record ${letter.source}`))))),
-    element("p", { class: "error" }, letter.detail),
-    element("p", { class: "quiet" }, "Written ", time(letter.at), letter.step && `, ${letter.step}`, `, ${bytes(letter.bytes)}`, ". Key: ", letter.key === null ? "null" : element("code", {}, letter.key)),
-    letter.history.length > 0 && element("p", {}, badge(`failed ${letter.history.length + 1} times`, "behind"), " before: ", letter.history.map((failure) => `${failure.reason}: ${failure.detail}${failure.at ? ` (${failure.at})` : ""}`).join("; ")),
-    details);
-}
-
-function state(letter) {
-  if (!letter.redriven_at) return null;
-  return element("span", {}, badge(letter.failed_again ? "re-driven, failed again" : "re-driven", letter.failed_again ? "failed" : "success"), " ", time(letter.redriven_at), letter.redriven_to && ` as ${letter.redriven_to}`);
-}
-
-// The record, its headers and its contract side by side, and a form to correct the value.
-function fill(work, letter, topic, contract, context) {
-  const headers = [...Object.entries(letter.sluice_headers), ...letter.headers.map(({ name, value }) => [name, value])];
-  const problems = element("div", { role: "status" });
-  const rows = Object.entries(contract ?? {}).map(([field, kind]) => element("div", { "data-field": field }, element("dt", {}, element("code", {}, field || "value")), element("dd", {}, kind)));
-  const mayCorrect = context.mayEdit && !letter.redriven_at && !letter.not_redrivable && letter.value !== null && letter.bytes <= MOST_BYTES;
-  const value = element("textarea", { rows: 10, spellcheck: "false", "aria-label": "Value", readonly: !mayCorrect });
-  value.value = pretty(letter.value);
-  const check = async () => {
-    const answer = await post(`${context.path}/check`, { topic, value: value.value }).catch((error) => ({ problems: [{ path: "", detail: error.message }], has_contract: true }));
-    problems.replaceChildren(...verdict(answer));
-    const marked = new Set(answer.problems.map(({ path }) => path.replaceAll(/\[\d+\]/g, "[]")));
-    for (const row of rows) row.classList.toggle("wrong", marked.has(row.dataset.field));
-    return answer;
-  };
-  const original = value.value;
-  const correct = async () => {
-    await check();
-    context.send({ place: letter.place, ...(value.value === original ? {} : { value: value.value }) }, `the record ${letter.source}${value.value === original ? "" : " with the corrected value"}`);
-  };
-  work.append(
-    element("div", {}, element("h4", {}, "Value"), value, problems,
-      element("div", { class: "actions" }, contract && button("Check against the contract", check), mayCorrect && button("Re-drive with this value", correct, { class: "primary" })),
-      letter.bytes > MOST_BYTES && element("p", { class: "quiet" }, "The value is too large to be shown in full, so it cannot be corrected here.")),
-    element("div", {}, element("h4", {}, topic ? `Contract of ${topic}` : "Contract"), rows.length ? element("dl", { class: "contract" }, rows) : element("p", { class: "quiet" }, "The contract is unknown.")),
-    element("div", {}, element("h4", {}, `Headers of ${letter.place}`), element("dl", {}, headers.map(([name, text]) => [element("dt", {}, name), element("dd", {}, text === null ? element("i", {}, "null") : element("code", {}, text))]))));
-  if (contract && letter.value !== null) check();
-}
-
-function pretty(text) {
-  if (text === null) return "null";
-  try {
-    // Numbers keep their digits: only a text without long numbers is laid out anew.
-    return /\d{16}|\d\.\d*0\b/.test(text) ? text : JSON.stringify(JSON.parse(text), null, 2);
-  } catch {
-    return text;
-  }
-}
-
-function verdict({ problems, has_contract: isKnown }) {
-  if (!isKnown) return [element("p", { class: "quiet" }, "The contract is unknown, so nothing is checked.")];
-  if (!problems.length) return [badge("the contract accepts this value", "success")];
-  return [element("ul", { class: "problems" }, problems.map(({ path, detail }) => element("li", {}, path && [element("code", {}, path), ": "], detail)))];
+  return [
+    `${number(group.redriven)}. `,
+    group.failed_again
+      ? badge(`${number(group.failed_again)} failed again`, "failed")
+      : badge("none failed again", "success"),
+  ];
 }
 
 async function redrive(name, path, chosen, what, refresh) {
   const text = `Each record is written to its topic again, once. The next run of ${name} reads it.`;
   if (!(await confirm(`Re-drive ${what}?`, text, "Re-drive"))) return;
   await report(refresh, async () => {
-    const { since, ...rest } = chosen;
-    const done = await post(`${path}/redrive`, rest.place ? rest : chosen);
-    const skipped = Object.entries(done.skipped).map(([why, count]) => `${number(count)} left: ${why}`);
-    return [`${number(done.redriven)} re-driven. `, skipped.join("; "), done.more && " There are more: re-drive again."].filter(Boolean);
+    // A single record is chosen by its place, whatever its time.
+    const body = chosen.place ? { ...chosen, since: undefined } : chosen;
+    const done = await post(`${path}/redrive`, body);
+    const skipped = Object.entries(done.skipped);
+    return [
+      `${number(done.redriven)} re-driven. `,
+      skipped.map(([why, count]) => `${number(count)} left: ${why}`).join("; "),
+      done.more ? " There are more: re-drive again." : "",
+    ];
   });
 }

@@ -5,8 +5,10 @@ import { element } from "./dom.js";
 const plain = new Intl.NumberFormat("en");
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 
-export const number = (value) => (value === null || value === undefined ? "–" : plain.format(value));
-export const short = (value) => (Math.abs(value) < 10_000 ? plain.format(Math.round(value * 10) / 10) : compact.format(value));
+export const number = (value) =>
+  value === null || value === undefined ? "–" : plain.format(value);
+export const short = (value) =>
+  Math.abs(value) < 10_000 ? plain.format(Math.round(value * 10) / 10) : compact.format(value);
 
 export function bytes(count) {
   if (count < 1024) return `${count} B`;
@@ -20,9 +22,15 @@ export function bytes(count) {
 }
 
 const MANY_DAYS = 100; // beside so many days, hours say nothing
-const UNITS = [["d", 86_400], ["h", 3_600], ["min", 60], ["s", 1]];
+const UNITS = [
+  ["d", 86_400],
+  ["h", 3_600],
+  ["min", 60],
+  ["s", 1],
+];
 
-// 0.25 → 250 ms; 15 → 15 s; 3600 → 1 h; 5400 → 1 h 30 min: the two largest units, none that is zero.
+// 0.25 → 250 ms; 15 → 15 s; 3600 → 1 h; 5400 → 1 h 30 min: the two largest units, none that is
+// zero.
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
@@ -39,21 +47,36 @@ export function duration(seconds) {
   return parts.join(" ");
 }
 
-const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const clock = new Intl.DateTimeFormat("en-GB", {
+  hour: "2-digit",
+  minute: "2-digit",
+  second: "2-digit",
+});
 const day = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
-const dayOfYear = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year: "numeric" });
-const utc = (time) => new Date(time).toISOString().replace("T", " ").replace(/\.\d+Z$/, " UTC");
+const dayOfYear = new Intl.DateTimeFormat("en-GB", {
+  day: "numeric",
+  month: "short",
+  year: "numeric",
+});
+const utc = (time) =>
+  new Date(time)
+    .toISOString()
+    .replace("T", " ")
+    .replace(/\.\d+Z$/, " UTC");
 
 // The zone of all times on the page, which is shown once.
-export const zone = new Intl.DateTimeFormat("en-GB", { timeZoneName: "longOffset" }).formatToParts().find(({ type }) => type === "timeZoneName").value
-  .replace("GMT", "UTC");
+export const zone = new Intl.DateTimeFormat("en-GB", { timeZoneName: "longOffset" })
+  .formatToParts()
+  .find(({ type }) => type === "timeZoneName")
+  .value.replace("GMT", "UTC");
 export const zoneName = Intl.DateTimeFormat().resolvedOptions().timeZone;
 
 // A time in the reader's zone: today's without the date, another year's with the year.
 export function timeText(text) {
   const [at, now] = [new Date(text), new Date()];
   if (at.toDateString() === now.toDateString()) return clock.format(at);
-  return `${(at.getFullYear() === now.getFullYear() ? day : dayOfYear).format(at)}, ${clock.format(at)}`;
+  const format = at.getFullYear() === now.getFullYear() ? day : dayOfYear;
+  return `${format.format(at)}, ${clock.format(at)}`;
 }
 
 export function time(text) {
@@ -61,7 +84,8 @@ export function time(text) {
   return element("time", { datetime: text, class: "time", title: utc(text) }, timeText(text));
 }
 
-export const counted = (count, singular, plural = `${singular}s`) => `${number(count)} ${count === 1 ? singular : plural}`;
+export const counted = (count, singular, plural = `${singular}s`) =>
+  `${number(count)} ${count === 1 ? singular : plural}`;
 
 // How long ago something was. The page keeps the text current.
 export function ago(text, suffix = " ago") {
@@ -75,7 +99,9 @@ export function ago(text, suffix = " ago") {
 
 function tick(node) {
   const seconds = Math.max((Date.now() - node.dataset.since) / 1000, 0);
-  node.textContent = duration(seconds < 1 ? 0.5 : Math.round(seconds)).replace("500 ms", "0 s") + node.dataset.suffix;
+  node.textContent =
+    duration(seconds < 1 ? 0.5 : Math.round(seconds)).replace("500 ms", "0 s") +
+    node.dataset.suffix;
 }
 
 setInterval(() => document.querySelectorAll("[data-since]").forEach(tick), 1000);

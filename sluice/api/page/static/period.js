@@ -1,7 +1,8 @@
-// The time that the charts, the topology's numbers and the runs show. It is in the address: ?range=day, or ?from=…&to=….
+// The time that the charts, the topology's numbers and the runs show. It is in the address:
+// ?range=day, or ?from=…&to=….
 
 import { query } from "./api.js";
-import { element } from "./dom.js";
+import { choices, element } from "./dom.js";
 import { timeText } from "./format.js";
 
 const LATEST = Date.UTC(9999, 0); // later times have more digits than the API accepts
@@ -10,11 +11,14 @@ const RANGES = { hour: 3_600_000, day: 86_400_000, week: 604_800_000 };
 // { from, to } in epoch ms, and `text` for sentences.
 export function periodOf(search) {
   const [from, to] = [Number(search.get("from")), Number(search.get("to"))];
-  if (from > 0 && to > from && to < LATEST) return { from, to, text: `from ${timeText(from)} to ${timeText(to)}`, range: null };
+  if (from > 0 && to > from && to < LATEST)
+    return { from, to, text: `from ${timeText(from)} to ${timeText(to)}`, range: null };
   const range = RANGES[search.get("range")] ? search.get("range") : "day";
   const now = Date.now();
-  return { from: now - RANGES[range], to: now, text: `in the last ${range === "day" ? "24 hours" : range}`, range };
+  return { from: now - RANGES[range], to: now, text: `in the last ${words(range)}`, range };
 }
+
+const words = (range) => (range === "day" ? "24 hours" : range);
 
 // The same address with other parameters of the time.
 export function withPeriod(search, period) {
@@ -23,9 +27,16 @@ export function withPeriod(search, period) {
 }
 
 export function periodChoice(path, search, period) {
-  const choices = Object.keys(RANGES).map((range) => element("a", {
-    class: "choice", href: path + withPeriod(search, { range: range === "day" ? "" : range }), "aria-current": period.range === range ? "true" : null,
-  }, `Last ${range === "day" ? "24 hours" : range}`));
-  return element("nav", { class: "choices", "aria-label": "Time" }, choices,
-    !period.range && element("span", { class: "choice", "aria-current": "true" }, `${timeText(period.from)} to ${timeText(period.to)}`));
+  const ranges = Object.keys(RANGES).map((range) => ({
+    href: path + withPeriod(search, { range: range === "day" ? "" : range }),
+    text: `Last ${words(range)}`,
+    isChosen: period.range === range,
+  }));
+  if (period.range) return choices("Time", ranges);
+  const dragged = `${timeText(period.from)} to ${timeText(period.to)}`;
+  return choices(
+    "Time",
+    ranges,
+    element("span", { class: "choice", "aria-current": "true" }, dragged),
+  );
 }

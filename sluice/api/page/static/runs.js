@@ -1,16 +1,59 @@
-// The runs of a pipeline: where the time of each went, from the moment it was asked for to its last batch.
+// The runs of a pipeline: where the time of each went, from the moment it was asked for to its
+// last batch.
 
-import { get, part, query } from "./api.js";
-import { airflowLink, badge, element, link, svg, table } from "./dom.js";
+import { get, optional, part, query } from "./api.js";
+import { batchList } from "./batches.js";
+import { airflowLink, badge, card, element, link, svg, table } from "./dom.js";
 import { bytes, counted, duration, number, time } from "./format.js";
-import { batchesOf, choosePeriod, optional, tabView, took } from "./pipeline.js";
+import { took } from "./health.js";
+import { batchesOf } from "./past.js";
+import { choosePeriod, tabView } from "./pipeline.js";
 
-const MOST_RUNS = 200, SHOWN_RUNS = 15;
+const MOST_RUNS = 200;
+const MOST_BATCHES = 1_000; // of a run
+const SHOWN_RUNS = 15;
 const LONGEST_PAUSE_MS = 600_000; // between two batches of a run from the command line
-const KINDS = { queue: "waiting for Airflow", start: "starting", read: "planning a batch", state: "processing records", audit: "checking counts", output: "writing output", wait: "between batches", retry: "waiting for the next attempt" };
+const KINDS = {
+  queue: "waiting for Airflow",
+  start: "starting",
+  read: "planning a batch",
+  state: "processing records",
+  audit: "checking counts",
+  output: "writing output",
+  wait: "between batches",
+  retry: "waiting for the next attempt",
+};
 const PHASES = { start: "read", state: "state", audit: "audit", output: "output" };
 
-export const runsTab = tabView("runs", async (context) => {
+export const runsTab = tabView("runs", (context) =>
+  context.search.has("run") ? oneRun(context) : allRuns(context),
+);
+
+// A run of Airflow with its batches; its page in Airflow links here.
+async function oneRun({ name, overview, hash, search }) {
+  const path = `/pipelines/${part(name)}`;
+  const id = search.get("run");
+  const inAirflow = await optional(get(`${path}/runs`, { limit: MOST_RUNS }));
+  const run = inAirflow.find((each) => each.run === id);
+  const back = element("p", {}, link(`${hash}/runs`, "All runs"));
+  if (!run) {
+    const text = `It is not among the newest ${MOST_RUNS} runs in Airflow.`;
+    return [back, card(`Run ${id}`, element("p", {}, text))];
+  }
+  const since = run.queued_at ?? run.started_at;
+  const limit = MOST_BATCHES;
+  const batches = overview.snapshot ? await get(`${path}/batches`, { limit, since }) : [];
+  const own = batches.filter((batch) => nameOf(batch) === id);
+  const shown = { ...fromAirflow(run, own), attempts: [] };
+  const columns = columnsOf(shown.ended - shown.begun, hash);
+  return [
+    back,
+    element("section", { class: "card" }, legend(), table(columns, [shown], { label: "Run" })),
+    batchList(own, { isOpen: true }),
+  ];
+}
+
+async function allRuns(context) {
   const { name, period, search, hash } = context;
   const path = `/pipelines/${part(name)}`;
   const [since, until] = [period.from, period.to].map((at) => new Date(at).toISOString());
@@ -26,29 +69,91 @@ export const runsTab = tabView("runs", async (context) => {
   const covered = new Set(ended.flatMap((run) => run.batches.map(({ batch }) => batch)));
   const others = batches.filter((batch) => !isKnown(batch) && !covered.has(batch));
   const costOf = (run) => finished.filter((attempt) => nameOf(attempt) === run.run);
-  const runs = [...inAirflow.map((run) => ({ ...fromAirflow(run, batches), attempts: costOf(run) })), ...ended, ...withoutAirflow(others)]
-    .filter(({ begun, ended }) => begun <= period.to && ended >= period.from).sort((a, b) => b.begun - a.begun);
+  const runs = [
+    ...inAirflow.map((run) => ({ ...fromAirflow(run, batches), attempts: costOf(run) })),
+    ...ended,
+    ...withoutAirflow(others),
+  ]
+    .filter(({ begun, ended }) => begun <= period.to && ended >= period.from)
+    .sort((a, b) => b.begun - a.begun);
   const shown = search.get("all") === "1" ? runs : runs.slice(0, SHOWN_RUNS);
   const longest = Math.max(...shown.map(({ begun, ended }) => ended - begun), 1);
+  const rest = `${hash}/runs${query({ ...Object.fromEntries(search), all: 1 })}`;
   return [
     choosePeriod(context, "/runs"),
-    element("section", { class: "card" },
-      element("ul", { class: "legend" }, Object.entries(KINDS).map(([kind, text]) => element("li", { class: `kind-${kind}` }, text))),
-      table([
-        { title: "Run", cell: ({ run, name: ofBatches, log }) => (run ? airflowLink(run.log, run.run) : log ? airflowLink(log, ofBatches) : "from the command line") },
-        { title: "State", cell: ({ run, outcome }) => [outcome ? badge(outcome, outcome === "failed" ? "failed" : "success") : badge(run?.state ?? "published", run?.state ?? "success"), run && run.action !== "run" && ` ${run.action}`, run?.started_by && ` by ${run.started_by}`] },
-        { title: "Began", cell: ({ begun }) => time(new Date(begun).toISOString()) },
-        { title: "Took", number: true, cell: ({ run, begun, ended }) => duration(run ? took(run) ?? (ended - begun) / 1000 : (ended - begun) / 1000) },
-        { title: `Where the time went (the whole width is ${duration(longest / 1000)})`, cell: (shown) => [bar(shown, longest), element("small", {}, sentence(shown))] },
-        { title: "CPU", number: true, cell: ({ attempts }) => sumOf(attempts, "cpu_seconds", duration) },
-        { title: "Most memory", number: true, cell: ({ attempts }) => mostOf(attempts, "memory_bytes", bytes) },
-        { title: "Attempts", cell: ({ run }) => (run?.attempts ?? []).map((attempt) => [airflowLink(attempt.log, badge(`${attempt.number}: ${attempt.state}`, attempt.state)), " "]) },
-      ], shown, { label: "Runs", empty: `No runs ${period.text}.` }),
-      shown.length < runs.length && element("p", {}, link(`${hash}/runs${query({ ...Object.fromEntries(search), all: 1 })}`, `Show all ${number(runs.length)} runs`))),
+    element(
+      "section",
+      { class: "card" },
+      legend(),
+      table(columnsOf(longest, hash), shown, { label: "Runs", empty: `No runs ${period.text}.` }),
+      shown.length < runs.length &&
+        element("p", {}, link(rest, `Show all ${number(runs.length)} runs`)),
+    ),
   ];
-});
+}
 
-const knownOf = (attempts, name) => (attempts ?? []).map((attempt) => attempt[name]).filter((value) => value !== null);
+function legend() {
+  const kinds = Object.entries(KINDS);
+  const items = kinds.map(([kind, text]) => element("li", { class: `kind-${kind}` }, text));
+  return element("ul", { class: "legend" }, items);
+}
+
+function nameCell({ run, name, log }, hash) {
+  if (run)
+    return [
+      airflowLink(run.log, run.run),
+      " ",
+      link(`${hash}/runs${query({ run: run.run })}`, "batches"),
+    ];
+  return log ? airflowLink(log, name) : "from the command line";
+}
+
+function stateCell({ run, outcome }) {
+  if (outcome) return badge(outcome, outcome === "failed" ? "failed" : "success");
+  if (!run) return badge("published", "success");
+  return [
+    badge(run.state, run.state),
+    run.action !== "run" && ` ${run.action}`,
+    run.started_by && ` by ${run.started_by}`,
+  ];
+}
+
+function tookCell({ run, begun, ended }) {
+  const seconds = (ended - begun) / 1000;
+  return duration(run ? (took(run) ?? seconds) : seconds);
+}
+
+function attemptsCell({ run }) {
+  const attempts = run?.attempts ?? [];
+  return attempts.map(({ log, number: which, state }) => [
+    airflowLink(log, badge(`${which}: ${state}`, state)),
+    " ",
+  ]);
+}
+
+const columnsOf = (longest, hash) => [
+  { title: "Run", cell: (run) => nameCell(run, hash) },
+  { title: "State", cell: stateCell },
+  { title: "Began", cell: ({ begun }) => time(new Date(begun).toISOString()) },
+  { title: "Took", number: true, cell: tookCell },
+  {
+    title: `Where the time went (the whole width is ${duration(longest / 1000)})`,
+    cell: (run) => [bar(run, longest), element("small", {}, sentence(run))],
+  },
+  {
+    title: "CPU",
+    number: true,
+    cell: ({ attempts }) => sumOf(attempts, "cpu_seconds", duration),
+  },
+  {
+    title: "Most memory",
+    number: true,
+    cell: ({ attempts }) => mostOf(attempts, "memory_bytes", bytes),
+  },
+  { title: "Attempts", cell: attemptsCell },
+];
+const knownOf = (attempts, name) =>
+  (attempts ?? []).map((attempt) => attempt[name]).filter((value) => value !== null);
 
 function sumOf(attempts, name, format) {
   const values = knownOf(attempts, name);
@@ -63,44 +168,72 @@ function mostOf(attempts, name, format) {
 // A run that has ended, and that Airflow does not have.
 function fromLedger(run, batches) {
   const [begun, ended] = [Date.parse(run.began_at), Date.parse(run.ended_at)];
-  const own = batches.filter((batch) => batch.run === run.run).map(span)
-    .filter(({ to }) => to >= begun && to <= ended + 1000).sort((a, b) => a.from - b.from);
+  const own = batches
+    .filter((batch) => batch.run === run.run)
+    .map(span)
+    .filter(({ to }) => to >= begun && to <= ended + 1000)
+    .sort((a, b) => a.from - b.from);
   const segments = [];
   during(segments, own, begun, ended);
-  return { name: nameOf(run), log: run.log, run: null, outcome: run.outcome, begun, ended: Math.max(ended, begun + 1), segments, batches: own, attempts: [run] };
+  return {
+    name: nameOf(run),
+    log: run.log,
+    run: null,
+    outcome: run.outcome,
+    begun,
+    ended: Math.max(ended, begun + 1),
+    segments,
+    batches: own,
+    attempts: [run],
+  };
 }
 
 // { run, begun, ended, segments: [{ kind, from, to }], batches } of a run in Airflow.
 function fromAirflow(run, batches) {
-  const own = batches.filter((batch) => nameOf(batch) === run.run).map(span).sort((a, b) => a.from - b.from);
+  const own = batches
+    .filter((batch) => nameOf(batch) === run.run)
+    .map(span)
+    .sort((a, b) => a.from - b.from);
   const at = (text) => (text ? Date.parse(text) : null);
   const began = at(run.started_at) ?? at(run.queued_at) ?? own[0]?.from ?? Date.now();
-  const attempts = run.attempts.length ? run.attempts.filter((attempt) => attempt.started_at).map((attempt) => [at(attempt.started_at), at(attempt.ended_at) ?? Date.now()]) : [[began, at(run.ended_at) ?? Date.now()]];
+  const until = (ended) => at(ended) ?? Date.now();
+  const started = run.attempts.filter((attempt) => attempt.started_at);
+  const attempts = started.map((attempt) => [at(attempt.started_at), until(attempt.ended_at)]);
+  if (!run.attempts.length) attempts.push([began, until(run.ended_at)]);
   const begun = Math.min(at(run.queued_at) ?? began, began);
   const segments = [];
-  let until = begun;
+  let end = begun;
   attempts.forEach(([from, to], number) => {
-    add(segments, number ? "retry" : "queue", until, from);
-    until = during(segments, own.filter((batch) => batch.from >= from - 1000 && batch.to <= to + 1000), from, to);
+    add(segments, number ? "retry" : "queue", end, from);
+    const within = own.filter((batch) => batch.from >= from - 1000 && batch.to <= to + 1000);
+    end = during(segments, within, from, to);
   });
-  return { run, begun, ended: Math.max(until, begun + 1), segments, batches: own };
+  return { run, begun, ended: Math.max(end, begun + 1), segments, batches: own };
 }
 
 // The name of a batch's run, from DAG/RUN/TASK; the run's id may contain slashes.
 const nameOf = (batch) => batch.run.split("/").slice(1, -1).join("/");
 
-// The runs of batches whose run Airflow does not have: from the command line, or deleted in Airflow.
+// The runs of batches whose run Airflow does not have: from the command line, or deleted in
+// Airflow.
 function withoutAirflow(batches) {
   const runs = [];
   let current = null;
   for (const batch of [...batches].reverse()) {
     const { from, to } = span(batch);
     const name = batch.log ? nameOf(batch) : "";
-    if (!current || current.name !== name || from - current.ended > LONGEST_PAUSE_MS) runs.push(current = { name, log: batch.log, run: null, begun: from, ended: to, batches: [] });
+    const isNext = current?.name === name && from - current.ended <= LONGEST_PAUSE_MS;
+    if (!isNext) {
+      current = { name, log: batch.log, run: null, begun: from, ended: to, batches: [] };
+      runs.push(current);
+    }
     current.batches.push(span(batch));
     current.ended = to;
   }
-  for (const run of runs) during(run.segments = [], run.batches, run.begun, run.ended);
+  for (const run of runs) {
+    run.segments = [];
+    during(run.segments, run.batches, run.begun, run.ended);
+  }
   return runs;
 }
 
@@ -129,15 +262,28 @@ function add(segments, kind, from, to) {
 
 function bar({ begun, segments, ...shown }, longest) {
   const share = (ms) => `${((100 * ms) / longest).toFixed(3)}%`;
-  return svg("svg", { class: "gantt", width: "100%", height: 18, role: "img", "aria-label": sentence({ begun, segments, ...shown }) },
-    segments.map(({ kind, from, to }) => svg("rect", { class: `kind-${kind}`, x: share(from - begun), y: 1, width: share(to - from), height: 16 },
-      svg("title", {}, `${KINDS[kind]}: ${duration((to - from) / 1000)}`))));
+  const parts = segments.map(({ kind, from, to }) => {
+    const place = { x: share(from - begun), y: 1, width: share(to - from), height: 16 };
+    const title = svg("title", {}, `${KINDS[kind]}: ${duration((to - from) / 1000)}`);
+    return svg("rect", { class: `kind-${kind}`, ...place }, title);
+  });
+  const label = sentence({ segments, ...shown });
+  const attributes = {
+    class: "gantt",
+    width: "100%",
+    height: 18,
+    role: "img",
+    "aria-label": label,
+  };
+  return svg("svg", attributes, parts);
 }
 
 function sentence({ segments, batches }) {
   const sums = new Map();
   for (const { kind, from, to } of segments) sums.set(kind, (sums.get(kind) ?? 0) + to - from);
-  const parts = [...sums].sort(([, a], [, b]) => b - a).slice(0, 4).map(([kind, ms]) => `${KINDS[kind]} ${duration(ms / 1000)}`);
+  const longest = [...sums].sort(([, a], [, b]) => b - a).slice(0, 4);
+  const parts = longest.map(([kind, ms]) => `${KINDS[kind]} ${duration(ms / 1000)}`);
   const records = batches.reduce((sum, { batch }) => sum + batch.records, 0);
-  return [`${counted(batches.length, "batch", "batches")}, ${number(records)} records`, ...parts].join(" · ");
+  const what = `${counted(batches.length, "batch", "batches")}, ${counted(records, "record")}`;
+  return [what, ...parts].join(" · ");
 }

@@ -3,18 +3,42 @@
 import { svg } from "./dom.js";
 import { short } from "./format.js";
 
-const WIDTH = 120, HEIGHT = 24;
+const WIDTH = 120;
+const HEIGHT = 24;
 
 // The records of the newest batches, as bars.
 export function spark(values) {
   if (!values.length) return null;
   const top = Math.max(...values, 1);
   const wide = WIDTH / 30;
-  const text = values.length === 1 ? `${short(values[0])} records in the only batch`
-    : `Records of the newest ${values.length} batches: ${short(Math.min(...values))} to ${short(top)}, last ${short(values.at(-1))}`;
+  const text = textOf(values);
   const bars = values.map((value, index) => {
     const high = Math.max((value / top) * (HEIGHT - 2), 1);
-    return svg("rect", { x: (WIDTH - (values.length - index) * wide).toFixed(1), y: (HEIGHT - high).toFixed(1), width: (wide - 1).toFixed(1), height: high.toFixed(1) });
+    return svg("rect", {
+      x: (WIDTH - (values.length - index) * wide).toFixed(1),
+      y: (HEIGHT - high).toFixed(1),
+      width: (wide - 1).toFixed(1),
+      height: high.toFixed(1),
+    });
   });
-  return svg("svg", { class: "spark", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, width: WIDTH, height: HEIGHT, role: "img", "aria-label": text }, svg("title", {}, text), bars);
+  return svg(
+    "svg",
+    {
+      class: "spark",
+      viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
+      width: WIDTH,
+      height: HEIGHT,
+      role: "img",
+      "aria-label": text,
+    },
+    svg("title", {}, text),
+    bars,
+  );
+}
+
+function textOf(values) {
+  if (values.length === 1) return `${short(values[0])} records in the only batch`;
+  const [least, most] = [Math.min(...values), Math.max(...values)].map(short);
+  const range = `${least} to ${most}, last ${short(values.at(-1))}`;
+  return `Records of the newest ${values.length} batches: ${range}`;
 }

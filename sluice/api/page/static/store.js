@@ -1,26 +1,11 @@
-// A store: search by key, prefix and range, a key's windows as a chart, values as a table, and two snapshots compared.
+// A store: search by key, prefix and range, a key's windows as a chart, values as a table, and two
+// snapshots compared.
 
 import { curl, get, getExact, part, query } from "./api.js";
 import { badge, button, card, element, link, table } from "./dom.js";
-import { ago, duration, json, number, time } from "./format.js";
+import { counted, duration, json, number, time } from "./format.js";
 import { isExact, isObject, pictures } from "./store_pictures.js";
-import { fieldNames, kind, storePath, workers } from "./stores.js";
-
-export async function stores() {
-  const all = await get("/stores", { entries: true });
-  return {
-    title: "Stores",
-    content: [element("h1", {}, "Stores"), element("section", { class: "card" }, table([
-      { title: "Store", cell: (info) => link(storePath(info.pipeline, info.store), info.store) },
-      { title: "Pipeline", cell: (info) => link(`#/pipelines/${part(info.pipeline)}`, info.pipeline) },
-      { title: "Kind", cell: (info) => badge(kind(info)) },
-      { title: "Key", cell: (info) => element("code", {}, info.key) },
-      { title: "Entries", number: true, cell: (info) => number(info.entries) },
-      { title: "Workers", cell: (info) => workers(info.workers) },
-      { title: "Snapshot", cell: (info) => (info.snapshot ? [element("code", {}, info.snapshot.id), " ", ago(info.snapshot.published_at)] : "none") },
-    ], all, { label: "Stores", empty: "No pipeline has published a store yet." }))],
-  };
-}
+import { fieldNames, kind, storePath, workers } from "./store_words.js";
 
 const FIELDS = [
   ["key", "Key", "exactly this key"],
@@ -28,7 +13,10 @@ const FIELDS = [
   ["first", "First", "the smallest key"],
   ["last", "Last", "the largest key"],
 ];
-const TIMES = [["from", "From", "2026-11-21T12:00"], ["to", "To", "2026-11-21T13:00"]];
+const TIMES = [
+  ["from", "From", "2026-11-21T12:00"],
+  ["to", "To", "2026-11-21T13:00"],
+];
 const READ_POINT = ["as_of", "As of", "1.42, run:NAME or a time"];
 
 export async function store([pipeline, name], search) {
@@ -36,20 +24,44 @@ export async function store([pipeline, name], search) {
   const given = Object.fromEntries([...search].filter(([, value]) => value !== ""));
   const hash = storePath(pipeline, name);
   const head = [
-    element("div", { class: "title" }, element("h1", {}, name, " ", info ? badge(kind(info)) : null), link(`#/pipelines/${part(pipeline)}/stores`, `Stores of ${pipeline}`)),
+    element(
+      "div",
+      { class: "title" },
+      element("h1", {}, name, " ", info ? badge(kind(info)) : null),
+      link(`#/pipelines/${part(pipeline)}/stores`, `Stores of ${pipeline}`),
+    ),
   ];
-  if (!info) return { title: name, content: [...head, card("No such store", element("p", {}, "It does not exist, or you may not read it."))] };
+  if (!info)
+    return {
+      title: name,
+      content: [
+        ...head,
+        card("No such store", element("p", {}, "It does not exist, or you may not read it.")),
+      ],
+    };
   const isWindowed = info.kind === "window";
   return {
     title: name,
     live: false,
     content: [
       ...head,
-      element("p", { class: "quiet" }, "Key: ", element("code", {}, info.key), ". Fields: ", fieldNames(info.value), ". ",
-        info.grace_ms !== null && `Grace ${duration(info.grace_ms / 1000)}. `, info.retention_ms !== null && `Kept for ${duration(info.retention_ms / 1000)} after a window's end. `,
-        workers(info.workers)),
+      element(
+        "p",
+        { class: "quiet" },
+        "Key: ",
+        element("code", {}, info.key),
+        ". Fields: ",
+        fieldNames(info.value),
+        ". ",
+        info.grace_ms !== null && `Grace ${duration(info.grace_ms / 1000)}. `,
+        info.retention_ms !== null &&
+          `Kept for ${duration(info.retention_ms / 1000)} after a window's end. `,
+        workers(info.workers),
+      ),
       form(hash, given, isWindowed),
-      given.before !== undefined ? await difference(pipeline, name, given) : await entries(info, given),
+      given.before !== undefined
+        ? await difference(pipeline, name, given)
+        : await entries(info, given),
       compareForm(hash, given, info),
     ],
   };
@@ -57,19 +69,31 @@ export async function store([pipeline, name], search) {
 
 function form(hash, given, isWindowed) {
   const fields = [...FIELDS, ...(isWindowed ? TIMES : []), READ_POINT];
-  return element("form", { class: "card search", role: "search", onsubmit: (event) => submit(event, hash) },
-    fields.map(([id, label, hint]) => element("label", {}, label,
-      element("input", { name: id, value: given[id] ?? "", placeholder: hint, autocomplete: "off", spellcheck: "false" }))),
-    element("button", { class: "primary" }, "Search"));
+  return element(
+    "form",
+    { class: "card search", role: "search", onsubmit: (event) => submit(event, hash) },
+    fields.map(([name, label, hint]) => input(name, label, hint, given)),
+    element("button", { class: "primary" }, "Search"),
+  );
 }
 
 function compareForm(hash, given, info) {
   const newest = info.snapshot?.id ?? "";
-  return element("form", { class: "card search", "aria-label": "Compare two snapshots", onsubmit: (event) => submit(event, hash) },
-    element("h2", {}, "Compare two snapshots"),
-    element("label", {}, "Before", element("input", { name: "before", required: true, value: given.before ?? "", placeholder: "1.40, run:NAME or a time" })),
-    element("label", {}, "After", element("input", { name: "after", value: given.after ?? "", placeholder: `${newest}, the newest` })),
-    element("button", {}, "Compare"));
+  const title = "Compare two snapshots";
+  return element(
+    "form",
+    { class: "card search", "aria-label": title, onsubmit: (event) => submit(event, hash) },
+    element("h2", {}, title),
+    input("before", "Before", "1.40, run:NAME or a time", given, { required: true }),
+    input("after", "After", `${newest}, the newest`, given),
+    element("button", {}, "Compare"),
+  );
+}
+
+function input(name, label, hint, given, more = {}) {
+  const value = given[name] ?? "";
+  const attributes = { name, value, placeholder: hint, autocomplete: "off", spellcheck: "false" };
+  return element("label", {}, label, element("input", { ...attributes, ...more }));
 }
 
 function submit(event, hash) {
@@ -85,19 +109,27 @@ const pageSize = () => (matchMedia("(max-width: 720px)").matches ? 25 : 100);
 
 const RANGE = ["prefix", "first", "last", "from", "to", "as_of", "cursor"];
 
+// The path and the parameters of a request for entries.
+function ofRange({ pipeline, store: name }, given) {
+  const request = { pipeline, limit: pageSize() };
+  for (const id of RANGE) request[id] = given[id];
+  return [`/stores/${part(name)}`, request];
+}
+
+function ofKey({ pipeline, store: name, kind: kindOfStore }, given) {
+  const { key, as_of, from, to } = given;
+  const times = kindOfStore === "window" ? { from, to } : {};
+  const request = { pipeline, as_of, ...times };
+  const path = `/stores/${part(name)}/keys`;
+  // Browsers remove newlines and the segments "." and ".." from a path, so these keys are sent in
+  // the query.
+  if (/^\.{1,2}$|\n/.test(key)) return [path, { ...request, key }];
+  return [`${path}/${part(key)}`, request];
+}
+
 async function entries(info, given) {
   const { pipeline, store: name } = info;
-  const isWindowed = info.kind === "window";
-  const storePart = `/stores/${part(name)}`;
-  const parameters = { pipeline, ...Object.fromEntries(RANGE.filter((id) => given[id] !== undefined).map((id) => [id, given[id]])) };
-  // Browsers remove newlines and the segments "." and ".." from a path, so these keys are sent in the query.
-  const inQuery = /^\.{1,2}$|\n/.test(given.key ?? "");
-  let path = storePart, request = { ...parameters, limit: pageSize() };
-  if (given.key !== undefined) {
-    const { pipeline: _, as_of, from, to } = parameters;
-    path = inQuery ? `${storePart}/keys` : `${storePart}/keys/${part(given.key)}`;
-    request = { pipeline, as_of, ...(isWindowed ? { from, to } : {}), ...(inQuery ? { key: given.key } : {}) };
-  }
+  const [path, request] = given.key === undefined ? ofRange(info, given) : ofKey(info, given);
   const reproduce = links(pipeline, name, given, path, request);
   let answer;
   try {
@@ -107,37 +139,67 @@ async function entries(info, given) {
     return card("Nothing found", element("p", { role: "status" }, error.message), reproduce);
   }
   const { cursor: before, ...same } = given;
+  const next = storePath(pipeline, name) + query({ ...same, cursor: answer.cursor });
   return [
     await pictures(info, given, answer.entries),
-    card("Values",
-      element("p", { class: "quiet", role: "status" }, `${number(answer.entries.length)} ${answer.entries.length === 1 ? "entry" : "entries"} of snapshot `,
-        element("code", {}, answer.snapshot.id), ", published ", time(answer.snapshot.published_at), answer.partial && badge("some workers are unavailable", "failed"),
-        answer.standby && badge("a standby answered", "degraded")),
+    card(
+      "Values",
+      element(
+        "p",
+        { class: "quiet", role: "status" },
+        `${counted(answer.entries.length, "entry", "entries")} of snapshot `,
+        element("code", {}, answer.snapshot.id),
+        ", published ",
+        time(answer.snapshot.published_at),
+        answer.partial && badge("some workers are unavailable", "failed"),
+        answer.standby && badge("a standby answered", "degraded"),
+      ),
       values(answer.entries, pipeline, name, given),
-      answer.cursor && element("p", {}, link(storePath(pipeline, name) + query({ ...same, cursor: answer.cursor }), `Next ${pageSize()}`)),
-      reproduce),
+      answer.cursor && element("p", {}, link(next, `Next ${pageSize()}`)),
+      reproduce,
+    ),
   ];
 }
 
 function links(pipeline, name, given, path, request) {
   const view = new URL(location.href);
   view.hash = storePath(pipeline, name) + query(given);
-  return element("details", {}, element("summary", {}, "Link and curl"),
+  return element(
+    "details",
+    {},
+    element("summary", {}, "Link and curl"),
     element("p", {}, "This view: ", element("a", { href: view.href, target: "_top" }, view.href)),
-    element("pre", { tabindex: 0 }, curl(path, request)), button("Copy the curl", () => navigator.clipboard?.writeText(curl(path, request))));
+    element("pre", { tabindex: 0 }, curl(path, request)),
+    button("Copy the curl", () => navigator.clipboard?.writeText(curl(path, request))),
+  );
 }
 
 // Key, window, and a column for each field of the values.
 function values(all, pipeline, name, given) {
-  const fields = [...new Set(all.flatMap((entry) => (isObject(entry.value) ? Object.keys(entry.value) : [])))];
-  const columns = [{ title: "Key", cell: (entry) => link(storePath(pipeline, name) + query({ key: entry.key, as_of: given.as_of }), entry.key || "(empty)") }];
+  const objects = all.filter((entry) => isObject(entry.value));
+  const fields = new Set(objects.flatMap((entry) => Object.keys(entry.value)));
+  const pathOf = (key) => storePath(pipeline, name) + query({ key, as_of: given.as_of });
+  const columns = [
+    { title: "Key", cell: (entry) => link(pathOf(entry.key), entry.key || "(empty)") },
+  ];
   if (all.some((entry) => entry.start)) {
     columns.push({ title: "Start", cell: (entry) => time(entry.start) });
-    columns.push({ title: "Length", number: true, cell: (entry) => duration((Date.parse(entry.end) - Date.parse(entry.start)) / 1000) });
+    columns.push({ title: "Length", number: true, cell: (entry) => duration(lengthOf(entry)) });
   }
-  if (all.some((entry) => !isObject(entry.value))) columns.push({ title: "Value", cell: (entry) => (isObject(entry.value) ? "" : value(entry.value)) });
-  for (const field of fields) columns.push({ title: field, cell: (entry) => (isObject(entry.value) && field in entry.value ? value(entry.value[field]) : "") });
+  if (objects.length < all.length)
+    columns.push({
+      title: "Value",
+      cell: (entry) => (isObject(entry.value) ? "" : value(entry.value)),
+    });
+  for (const field of fields)
+    columns.push({ title: field, cell: (entry) => fieldOf(entry.value, field) });
   return table(columns, all, { label: "Values", empty: "There are no entries." });
+}
+
+const lengthOf = ({ start, end }) => (Date.parse(end) - Date.parse(start)) / 1000;
+
+function fieldOf(data, field) {
+  return isObject(data) && field in data ? value(data[field]) : "";
 }
 
 const value = (data) => element("code", {}, isExact(data) ? data.source : json(data));
@@ -153,13 +215,30 @@ async function difference(pipeline, name, given) {
     if (![400, 404, 410, 422, 503].includes(error.status)) throw error;
     return card("Nothing to compare", element("p", { role: "status" }, error.message), reproduce);
   }
-  return card(`Snapshots ${diff.before.id} and ${diff.after.id}`,
-    element("p", { role: "status" }, ["same", "changed", "missing", "added"].map((kind) => [badge(`${kind}: ${number(diff[kind])}`, diff[kind] && kind !== "same" ? "behind" : ""), " "])),
-    table([
-      { title: "Key", cell: (example) => example.key || "(empty)" },
-      { title: "Window", cell: (example) => time(example.start) },
-      { title: "Kind", cell: (example) => badge(example.kind) },
-      { title: "Before", cell: (example) => (example.before === undefined ? "–" : value(example.before)) },
-      { title: "After", cell: (example) => (example.after === undefined ? "–" : value(example.after)) },
-    ], diff.examples, { label: "Examples", empty: "All entries are the same." }), reproduce);
+  return card(
+    `Snapshots ${diff.before.id} and ${diff.after.id}`,
+    element(
+      "p",
+      { role: "status" },
+      ["same", ...CHANGES].map((what) => countOf(diff, what)),
+    ),
+    table(DIFFERENCE, diff.examples, { label: "Examples", empty: "All entries are the same." }),
+    reproduce,
+  );
 }
+
+const CHANGES = ["changed", "missing", "added"];
+
+function countOf(diff, what) {
+  const isMarked = diff[what] > 0 && CHANGES.includes(what);
+  return [badge(`${what}: ${number(diff[what])}`, isMarked ? "behind" : ""), " "];
+}
+
+const orAbsent = (data) => (data === undefined ? "–" : value(data));
+const DIFFERENCE = [
+  { title: "Key", cell: (example) => example.key || "(empty)" },
+  { title: "Window", cell: (example) => time(example.start) },
+  { title: "Kind", cell: (example) => badge(example.kind) },
+  { title: "Before", cell: (example) => orAbsent(example.before) },
+  { title: "After", cell: (example) => orAbsent(example.after) },
+];

@@ -1,16 +1,19 @@
-// What a store holds, as a picture: windows over time, sessions on a time axis, the largest values as bars, and what a key
-// was in the last snapshots.
+// What a store holds, as a picture: windows over time, sessions on a time axis, the largest values
+// as bars, and what a key was in the last snapshots.
 
 import { get, getExact, part, query } from "./api.js";
 import { pointsChart } from "./charts.js";
-import { card, element, link, svg } from "./dom.js";
-import { counted, duration, json, short, timeText } from "./format.js";
+import { badge, card, choices, element, link, svg, table } from "./dom.js";
+import { counted, duration, json, short, time, timeText } from "./format.js";
 import { uPlot } from "./library.js";
-import { storePath } from "./stores.js";
+import { storePath } from "./store_words.js";
 
-const MOST_KEYS = 6, MOST_BARS = 12, MOST_SNAPSHOTS = 10;
+const MOST_KEYS = 6;
+const MOST_BARS = 12;
+const MOST_SNAPSHOTS = 10;
 
-export const isObject = (data) => data !== null && typeof data === "object" && !Array.isArray(data) && !isExact(data);
+export const isObject = (data) =>
+  data !== null && typeof data === "object" && !Array.isArray(data) && !isExact(data);
 // A number that keeps its digits; see `getExact`.
 export const isExact = (data) => data !== null && typeof data === "object" && "source" in data;
 const isNumber = (data) => typeof data === "number" || isExact(data);
@@ -21,9 +24,18 @@ function numbers(value) {
   return fields.filter(([, data]) => isNumber(data)).map(([name, data]) => [name, Number(data)]);
 }
 
+// The names of all fields with numbers, in the order in which they first appear.
+function fieldsOf(values) {
+  const names = new Set();
+  for (const value of values) for (const [name] of numbers(value)) names.add(name);
+  return [...names];
+}
+
+const numberIn = (value, field) => numbers(value).find(([name]) => name === field)?.[1];
+
 export async function pictures(info, given, entries) {
   if (info.kind === "window") return entries.length ? windowed(info, given, entries) : null;
-  if (given.key !== undefined) return given.history ? history(info, given) : element("p", {}, link(storePath(info.pipeline, info.store) + query({ ...given, history: 1 }), `What this key was in the last ${MOST_SNAPSHOTS} snapshots`));
+  if (given.key !== undefined) return given.history ? history(info, given) : toHistory(info, given);
   return given.cursor || given.as_of ? null : largest(info, given, entries);
 }
 
@@ -32,55 +44,149 @@ async function windowed(info, given, entries) {
   const keys = [...byKey].sort(([, a], [, b]) => b.length - a.length).slice(0, MOST_KEYS);
   const isRegular = info.window_ms !== null;
   if (!isRegular) return sessions(keys);
-  const fields = [...new Set(entries.flatMap((entry) => numbers(entry.value).map(([name]) => name)))];
+  const fields = fieldsOf(entries.map(({ value }) => value));
   if (!fields.length) return sessions(keys);
   const library = await uPlot();
-  const points = (own, field) => own.map((entry) => [Date.parse(entry.start), numbers(entry.value).find(([name]) => name === field)?.[1]]).filter(([, value]) => value !== undefined);
-  return element("section", { class: "charts", "aria-label": given.key === undefined ? "Windows by key" : `Windows of ${given.key}` },
-    fields.map((field) => pointsChart(library, `${field}, by window`, keys.map(([key, own]) => ({ name: given.key === undefined ? key || "(empty)" : field, points: points(own, field) })))));
+  const isOneKey = given.key !== undefined;
+  const charts = fields.map((field) => {
+    const series = keys.map(([key, own]) => ({
+      name: isOneKey ? field : key || "(empty)",
+      points: windowPoints(own, field),
+    }));
+    return pointsChart(library, `${field}, by window`, series);
+  });
+  const label = isOneKey ? `Windows of ${given.key}` : "Windows by key";
+  return element("section", { class: "charts", "aria-label": label }, charts);
+}
+
+function windowPoints(entries, field) {
+  const points = entries.map(({ start, value }) => [Date.parse(start), numberIn(value, field)]);
+  return points.filter(([, value]) => value !== undefined);
 }
 
 // A row for each key, with a bar from the start to the end of each window.
 function sessions(keys) {
   const all = keys.flatMap(([, own]) => own);
-  const [first, last] = [Math.min(...all.map(({ start }) => Date.parse(start))), Math.max(...all.map(({ end }) => Date.parse(end)))];
+  const first = Math.min(...all.map(({ start }) => Date.parse(start)));
+  const last = Math.max(...all.map(({ end }) => Date.parse(end)));
+  const rows = keys.map(([key, own]) => [
+    element("dt", {}, key || "(empty)"),
+    element(
+      "dd",
+      {},
+      strip(
+        `${counted(own.length, "window")} of ${key}`,
+        own.map((entry) => windowBar(entry, first, last)),
+      ),
+    ),
+  ]);
+  return card(
+    "Windows on a time axis",
+    element("dl", { class: "bars" }, rows),
+    element("p", { class: "quiet" }, `${timeText(first)} to ${timeText(last)}`),
+  );
+}
+
+// A bar, or several, as wide as its place.
+function strip(label, bars) {
+  const size = { width: "100%", height: 18 };
+  return svg("svg", { class: "gantt", ...size, role: "img", "aria-label": label }, bars);
+}
+
+function windowBar({ start, end, value }, first, last) {
+  const [from, to] = [Date.parse(start), Date.parse(end)];
   const share = (ms) => `${((100 * ms) / Math.max(last - first, 1)).toFixed(2)}%`;
-  const bars = (own) => own.map((entry) => {
-    const [from, to] = [Date.parse(entry.start), Date.parse(entry.end)];
-    return svg("rect", { class: "bar", x: share(from - first), y: 2, width: share(Math.max(to - from, (last - first) / 400)), height: 14, rx: 2 },
-      svg("title", {}, `${timeText(entry.start)} to ${timeText(entry.end)}, ${duration((to - from) / 1000)}: ${json(entry.value)}`));
-  });
-  return card("Windows on a time axis",
-    element("dl", { class: "bars" }, keys.map(([key, own]) => [element("dt", {}, key || "(empty)"),
-      element("dd", {}, svg("svg", { class: "gantt", width: "100%", height: 18, role: "img", "aria-label": `${counted(own.length, "window")} of ${key}` }, bars(own)))])),
-    element("p", { class: "quiet" }, `${timeText(first)} to ${timeText(last)}`));
+  const narrowest = (last - first) / 400;
+  const place = { x: share(from - first), width: share(Math.max(to - from, narrowest)) };
+  const times = `${timeText(start)} to ${timeText(end)}, ${duration((to - from) / 1000)}`;
+  const title = svg("title", {}, `${times}: ${json(value)}`);
+  return svg("rect", { class: "bar", ...place, y: 2, height: 14, rx: 2 }, title);
 }
 
 async function largest(info, given, entries) {
-  const fields = [...new Set(entries.flatMap((entry) => numbers(entry.value).map(([name]) => name)))];
+  const fields = fieldsOf(entries.map(({ value }) => value));
   if (!fields.length) return null;
   const field = fields.includes(given.field) ? given.field : fields[0];
-  const request = { pipeline: info.pipeline, prefix: given.prefix, first: given.first, last: given.last, limit: MOST_BARS, field: field === "value" ? "" : field };
+  const request = {
+    pipeline: info.pipeline,
+    prefix: given.prefix,
+    first: given.first,
+    last: given.last,
+    limit: MOST_BARS,
+    field: field === "value" ? "" : field,
+  };
   const answer = await getExact(`/stores/${part(info.store)}/top`, request).catch(() => null);
   if (!answer?.entries.length) return null;
-  const values = answer.entries.map((entry) => [entry.key, numbers(entry.value).find(([name]) => name === field)?.[1] ?? 0]);
+  const values = answer.entries.map(({ key, value }) => [key, numberIn(value, field) ?? 0]);
   const top = Math.max(...values.map(([, value]) => Math.abs(value)), 1e-9);
   const path = storePath(info.pipeline, info.store);
-  return card(`The largest by ${field}`,
-    fields.length > 1 && element("nav", { class: "choices", "aria-label": "Field" }, fields.map((name) => element("a", { class: "choice", href: path + query({ ...given, field: name }), "aria-current": name === field ? "true" : null }, name))),
-    element("dl", { class: "bars" }, values.map(([key, value]) => [element("dt", {}, link(path + query({ key }), key || "(empty)")),
-      element("dd", {}, svg("svg", { class: "gantt", width: "100%", height: 18, role: "img", "aria-label": `${key}: ${short(value)}` }, svg("rect", { class: "bar", x: 0, y: 2, width: `${((100 * Math.abs(value)) / top).toFixed(2)}%`, height: 14, rx: 2 })), element("span", {}, short(value)))])));
+  const fieldChoices = fields.map((name) => ({
+    href: path + query({ ...given, field: name }),
+    text: name,
+    isChosen: name === field,
+  }));
+  const rows = values.map(([key, value]) => [
+    element("dt", {}, link(path + query({ key }), key || "(empty)")),
+    element("dd", {}, valueBar(key, value, top), element("span", {}, short(value))),
+  ]);
+  return card(
+    `The largest by ${field}`,
+    fields.length > 1 && choices("Field", fieldChoices),
+    element("dl", { class: "bars" }, rows),
+  );
 }
 
+function valueBar(key, value, top) {
+  const width = `${((100 * Math.abs(value)) / top).toFixed(2)}%`;
+  const bar = svg("rect", { class: "bar", x: 0, y: 2, width, height: 14, rx: 2 });
+  return strip(`${key}: ${short(value)}`, bar);
+}
+
+function toHistory({ pipeline, store }, given) {
+  const path = storePath(pipeline, store) + query({ ...given, history: 1 });
+  return element("p", {}, link(path, `What this key was in the last ${MOST_SNAPSHOTS} snapshots`));
+}
+
+// What a key was in the last snapshots: a line for each field with numbers, and all values.
 async function history(info, given) {
-  const snapshots = await get(`/pipelines/${part(info.pipeline)}/snapshots`, { limit: MOST_SNAPSHOTS });
+  const past = await valuesOf(info, given.key);
+  const known = past.filter(({ value }) => value !== undefined);
+  const library = await uPlot();
+  const charts = fieldsOf(known.map(({ value }) => value)).map((field) => {
+    const points = known.map(({ at, value }) => [Date.parse(at), numberIn(value, field) ?? null]);
+    const title = `${field} in the last ${counted(past.length, "snapshot")}`;
+    return pointsChart(library, title, [{ name: field, points }]);
+  });
+  const label = `History of ${given.key}`;
+  return [
+    charts.length > 0 && element("section", { class: "charts", "aria-label": label }, charts),
+    card("The newest snapshots", table(HISTORY, past.toReversed(), { label: "Snapshots" })),
+  ];
+}
+
+const HISTORY = [
+  { title: "Snapshot", cell: ({ id }) => element("code", {}, id) },
+  { title: "Published", cell: ({ at }) => time(at) },
+  { title: "Value", cell: historyValue },
+];
+
+// A value, and whether it is another one than in the snapshot before.
+function historyValue({ value, before }) {
+  const text = value === undefined ? "no entry" : element("code", {}, json(value));
+  const isChanged = before !== null && json(before) !== json(value);
+  return [text, isChanged && [" ", badge("changed", "behind")]];
+}
+
+// The values of a key in the last snapshots, oldest first. `before` is the value in the snapshot
+// before; null for the oldest.
+async function valuesOf({ pipeline, store }, key) {
+  const path = `/pipelines/${part(pipeline)}/snapshots`;
+  const snapshots = await get(path, { limit: MOST_SNAPSHOTS });
   const read = async ({ snapshot }) => {
-    const answer = await getExact(`/stores/${part(info.store)}/keys`, { pipeline: info.pipeline, key: given.key, as_of: snapshot.id }).catch(() => null);
-    return { snapshot, value: answer?.entries[0]?.value };
+    const request = { pipeline, key, as_of: snapshot.id };
+    const answer = await getExact(`/stores/${part(store)}/keys`, request).catch(() => null);
+    return { id: snapshot.id, at: snapshot.published_at, value: answer?.entries[0]?.value };
   };
   const past = (await Promise.all(snapshots.map(read))).reverse();
-  const fields = [...new Set(past.flatMap(({ value }) => (value === undefined ? [] : numbers(value).map(([name]) => name))))];
-  const library = await uPlot();
-  const points = (field) => past.filter(({ value }) => value !== undefined).map(({ snapshot, value }) => [Date.parse(snapshot.published_at), numbers(value).find(([name]) => name === field)?.[1] ?? null]);
-  return element("section", { class: "charts", "aria-label": `History of ${given.key}` }, fields.map((field) => pointsChart(library, `${field} in the last ${counted(past.length, "snapshot")}`, [{ name: field, points: points(field) }])));
+  return past.map((each, index) => ({ ...each, before: index ? past[index - 1].value : null }));
 }

@@ -1,44 +1,45 @@
-// What all views say about stores.
+// The stores of all pipelines, and those of one pipeline.
 
-import { part } from "./api.js";
-import { badge, element } from "./dom.js";
-import { duration } from "./format.js";
+import { get, part } from "./api.js";
+import { badge, element, link, table } from "./dom.js";
+import { ago, number } from "./format.js";
+import { tabView } from "./pipeline.js";
+import { fieldNames, kind, storePath, workers } from "./store_words.js";
 
-export const storePath = (pipeline, store) => `#/pipelines/${part(pipeline)}/stores/${part(store)}`;
-
-export function kind(store) {
-  if (store.kind !== "window") return store.kind === "global" ? "global table" : "keys";
-  if (store.window_ms !== null) return `windows of ${duration(store.window_ms / 1000)}`;
-  // The generations of an earlier version of Sluice do not have the windows' definition, `store.windows`. In that
-  // version, only sessions had no size.
-  return store.windows === null || store.windows.startsWith("session") ? "sessions" : store.windows;
+function snapshotOf({ snapshot }) {
+  if (!snapshot) return "none";
+  return [element("code", {}, snapshot.id), " ", ago(snapshot.published_at)];
 }
 
-export function workers(all) {
-  const lost = all.filter((worker) => worker.status !== "ok");
-  if (!all.length) return "–";
-  const degraded = all.filter((worker) => worker.standby);
-  if (!lost.length && !degraded.length) return all.length === 1 ? "The worker answers" : `All ${all.length} workers answer`;
-  return [
-    ...lost.map((worker) => badge(`worker ${worker.number}: ${worker.reason}`, "failed")),
-    ...degraded.map((worker) => badge(`worker ${worker.number}: only its standby answers. ${worker.reason}`, "degraded")),
-  ];
+const NAME = {
+  title: "Store",
+  cell: (store) => link(storePath(store.pipeline, store.store), store.store),
+};
+const PIPELINE = {
+  title: "Pipeline",
+  cell: (store) => link(`#/pipelines/${part(store.pipeline)}`, store.pipeline),
+};
+const KIND = { title: "Kind", cell: (store) => badge(kind(store)) };
+const KEY = { title: "Key", cell: (store) => element("code", {}, store.key) };
+const FIELDS = { title: "Fields", cell: (store) => fieldNames(store.value) };
+const STATE = [
+  { title: "Entries", number: true, cell: (store) => number(store.entries) },
+  { title: "Workers", cell: (store) => workers(store.workers) },
+  { title: "Snapshot", cell: snapshotOf },
+];
+
+function list(columns, stores, empty) {
+  return element("section", { class: "card" }, table(columns, stores, { label: "Stores", empty }));
 }
 
-// The fields of a struct by name; another type as it is.
-export function fieldNames(type) {
-  const inner = /^struct<(.*)>$/is.exec(type)?.[1];
-  if (inner === undefined) return element("code", {}, type.toLowerCase());
-  const names = [];
-  let depth = 0, name = "";
-  let isName = true;
-  for (const character of inner) {
-    if ("<(".includes(character)) depth += 1;
-    if (">)".includes(character)) depth -= 1;
-    if (!depth && character === ":") isName = false;
-    else if (!depth && character === ",") { names.push(name.trim()); name = ""; isName = true; }
-    else if (isName) name += character;
-  }
-  names.push(name.trim());
-  return element("span", { title: type }, names.filter(Boolean).join(", "));
+export async function stores() {
+  const all = await get("/stores", { entries: true });
+  const columns = [NAME, PIPELINE, KIND, KEY, ...STATE];
+  const empty = "No pipeline has published a store yet.";
+  return { title: "Stores", content: [element("h1", {}, "Stores"), list(columns, all, empty)] };
 }
+
+export const pipelineStores = tabView("stores", async ({ name }) => {
+  const own = await get("/stores", { entries: true, pipeline: name });
+  return list([NAME, KIND, KEY, FIELDS, ...STATE], own, "The pipeline has published no store yet.");
+});

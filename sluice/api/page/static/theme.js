@@ -12,10 +12,14 @@ function airflow() {
 
 function apply() {
   const around = airflow();
-  const isDark = around && /\b(dark|light)\b/.test(around.className) ? around.classList.contains("dark") : dark.matches;
+  const isDark =
+    around && /\b(dark|light)\b/.test(around.className)
+      ? around.classList.contains("dark")
+      : dark.matches;
   document.documentElement.dataset.theme = isDark ? "dark" : "light";
 }
 
 apply();
 dark.addEventListener("change", apply);
-if (airflow()) new MutationObserver(apply).observe(airflow(), { attributes: true, attributeFilter: ["class"] });
+if (airflow())
+  new MutationObserver(apply).observe(airflow(), { attributes: true, attributeFilter: ["class"] });

@@ -1,11 +1,15 @@
-// The topology of a pipeline, with the records of the chosen time, and what is known about the chosen node.
+// The topology of a pipeline, with the records of the chosen time, and what is known about the
+// chosen node.
 
 import { address, part, query } from "./api.js";
-import { badge, card, element, link } from "./dom.js";
-import { counted, number } from "./format.js";
+import { card, element } from "./dom.js";
+import { counted } from "./format.js";
 import { drawGraph, readGraph } from "./graph.js";
 import { dagre } from "./library.js";
-import { sums } from "./pipeline.js";
+import { nodeFacts } from "./node_facts.js";
+import { historyOf } from "./past.js";
+import { choosePeriod, tabView } from "./pipeline.js";
+import { failingSteps, flowsOf, problemsOf } from "./record_counts.js";
 
 const graphs = new Map();
 
@@ -19,57 +23,56 @@ export async function nodesOf(name, edition) {
   return graphs.get(key);
 }
 
-export async function topologyTab({ name, overview, past, chosen, hash, search, period }) {
+export const topologyTab = tabView("topology", async (context) => {
+  const past = await historyOf(context);
+  const chosen = context.search.get("node");
+  const mayChoose = context.overview.snapshot;
+  return [mayChoose && choosePeriod(context, "/topology"), await topology(context, past, chosen)];
+});
+
+// The drawing, and the facts about the chosen node.
+export async function topology(context, past, chosen = null) {
+  const { name, overview, hash, search } = context;
   const nodes = await nodesOf(name, overview.snapshot?.id.split(".")[0] ?? "file");
-  if (!nodes.length) return card("Topology", element("p", {}, "The pipeline's file cannot be loaded, so its topology is unknown."));
-  const links = new Map(nodes.map((node) => [node.number, `${hash}/topology${query({ ...Object.fromEntries(search), node: node.number })}`]));
-  const counts = countsOf(nodes, past);
-  const failing = failingSteps(nodes, past);
+  if (!nodes.length)
+    return card(
+      "Topology",
+      element("p", {}, "The pipeline's file cannot be loaded, so its topology is unknown."),
+    );
+  const given = Object.fromEntries(search);
+  const linkOf = (node) => `${hash}/topology${query({ ...given, node: node.number })}`;
+  const links = new Map(nodes.map((node) => [node.number, linkOf(node)]));
+  const counts = problemsOf(nodes, past);
+  const flows = flowsOf(nodes, past);
+  const failing = failingSteps(nodes, past, overview);
   const node = nodes.find((candidate) => String(candidate.number) === chosen);
-  const drawn = drawGraph(name, nodes, await dagre(), { links, counts, failing, chosen: node?.number ?? null });
+  const drawn = drawGraph(name, nodes, await dagre(), {
+    links,
+    counts,
+    flows,
+    failing,
+    chosen: node?.number ?? null,
+  });
+  const shown = [[...counts], [...flows], [...failing]];
+  const version = JSON.stringify([name, shown, chosen, search.toString()]);
   return [
-    element("section", { class: "card", "data-island": "topology", "data-version": JSON.stringify([name, [...counts], [...failing], chosen, search.toString()]) },
+    element(
+      "section",
+      { class: "card", "data-island": "topology", "data-version": version },
       drawn,
-      element("p", { class: "quiet" }, !overview.snapshot ? "" : past.batches ? `The numbers count the records of ${past.complete ? "" : "the newest "}${counted(past.batches, "batch", "batches")} ${period.text}. ` : "Nothing has been processed in this time. ",
-        "Choose a node to see more.")),
-    node && details(name, node, nodes, overview, past, counts),
+      element("p", { class: "quiet" }, whatCounts(context, past), "Choose a node to see more."),
+    ),
+    node && nodeFacts(context, node, nodes, past),
   ];
 }
 
-function details(name, node, nodes, overview, past, counts) {
-  const own = `#/pipelines/${part(name)}`;
-  const facts = [];
-  const fact = (term, ...value) => facts.push(element("dt", {}, term), element("dd", {}, value));
-  if (node.detail) fact("Does", element("code", {}, node.detail));
-  if (node.inputs.length) fact("Reads from", nodes.filter(({ number: candidate }) => node.inputs.includes(candidate)).map(({ title }) => title).join(", "));
-  if (counts.has(node.number)) fact("Records", counts.get(node.number).title);
-  if (node.kind === "source") {
-    const lag = overview.lag.filter(({ topic }) => topic === node.name);
-    fact("Unread", lag.length ? lag.map((each) => `partition ${each.partition}: ${number(each.unread)}`).join(", ") : overview.lag_error || "unknown");
-  }
-  const failed = sums(past, "failed").get(node.name);
-  if (failed) fact("Failed", badge(`${number(failed)} records`, "failed"));
-  return card(node.title, element("dl", {}, facts), element("p", { class: "actions" },
-    node.kind === "store" && overview.snapshot && link(`${own}/stores/${part(node.name)}`, `Open the store ${node.name}`),
-    overview.snapshot && link(`${own}/dead-letters${node.kind === "step" ? `?step=${part(node.name)}` : ""}`, node.kind === "step" ? "Dead letters of this step" : "Dead letters")));
-}
-
-// The steps at which records of the newest column have failed.
-function failingSteps(nodes, past) {
-  const failed = new Set(Object.keys(past.columns.findLast(({ batches }) => batches)?.failed ?? {}));
-  return new Set(nodes.filter((node) => failed.has(node.name) && node.kind !== "source").map((node) => node.number));
-}
-
-// Number of a node → its records.
-function countsOf(nodes, past) {
-  const byKind = { read: sums(past, "read"), written: sums(past, "written"), late: sums(past, "late"), failed: sums(past, "failed") };
-  const counts = new Map();
-  for (const node of nodes) {
-    const what = { source: "read", sink: "written", store: "late" }[node.kind] ?? "failed";
-    const count = byKind[what].get(node.name);
-    if (!count) continue;
-    const unit = what === "late" || what === "failed" ? ` ${what}` : "";
-    counts.set(node.number, { text: number(count) + unit, title: `${number(count)} records ${what === "late" ? "too late" : what}` });
-  }
-  return counts;
+function whatCounts({ overview, period }, past) {
+  if (!overview.snapshot) return "";
+  if (!past.batches) return "Nothing has been processed in this time. ";
+  const which = past.complete ? "" : "the newest ";
+  const batches = counted(past.batches, "batch", "batches");
+  return (
+    `The numbers count the records of ${which}${batches} ${period.text}: read from topics, ` +
+    "written to topics and tables, and what steps did not use. Edges between steps have no counts. "
+  );
 }

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "r7"
-down_revision = "r4"
+revision = "r6"
+down_revision = "r5"
 
 
 def upgrade() -> None:

@@ -1,0 +1,73 @@
+// A dialog that asks before something changes.
+
+import { button, element } from "./dom.js";
+
+// Resolves to what `send` returns for the texts of its fields by name, or to null if it is
+// cancelled. A field has a name, a label and a note. If the server rejects a text, the dialog
+// stays open. `text` may be nodes.
+export function confirm(title, text, action, { fields = [], send = async () => true } = {}) {
+  return new Promise((resolve, reject) => {
+    const inputs = fields.map(inputOf);
+    const error = element("p", {
+      id: "dialog-error",
+      role: "alert",
+      class: "trouble",
+      hidden: true,
+    });
+    const close = (end, value) => {
+      dialog.remove();
+      end(value);
+    };
+    const accept = async (event) => {
+      event.preventDefault();
+      try {
+        close(resolve, await send(textsOf(inputs)));
+      } catch (problem) {
+        if (![400, 422].includes(problem.status) || !inputs.length) return close(reject, problem);
+        error.replaceChildren(problem.message);
+        error.hidden = false;
+        mark(inputs, problem.message);
+      }
+    };
+    const dialog = element(
+      "dialog",
+      { "aria-labelledby": "dialog-title", onclose: () => close(resolve, null) },
+      element(
+        "form",
+        { method: "dialog", onsubmit: accept },
+        element("h2", { id: "dialog-title" }, title),
+        element(typeof text === "string" ? "p" : "div", {}, text),
+        inputs.map(({ label, input }) => element("label", { class: "field" }, label, " ", input)),
+        error,
+        element(
+          "div",
+          { class: "actions" },
+          button("Cancel", () => dialog.close()),
+          element("button", { type: "submit", class: "primary" }, action),
+        ),
+      ),
+    );
+    document.body.append(dialog);
+    dialog.showModal();
+  });
+}
+
+function inputOf({ name, label, note }) {
+  const attributes = { name, placeholder: note, "aria-describedby": "dialog-error" };
+  return { name, label, input: element("input", attributes) };
+}
+
+function textsOf(inputs) {
+  return Object.fromEntries(inputs.map(({ name, input }) => [name, input.value.trim()]));
+}
+
+// Mark the field that the message names, and put the pointer into it.
+function mark(inputs, message) {
+  let wrong = null;
+  for (const { name, input } of inputs) {
+    const isNamed = message.startsWith(`${name} `);
+    input.setAttribute("aria-invalid", isNamed);
+    if (isNamed) wrong ??= input;
+  }
+  (wrong ?? inputs[0].input).focus();
+}

@@ -1,0 +1,30 @@
+"""Notes who has done what to a pipeline from the command line."""
+
+from __future__ import annotations
+
+import getpass
+from contextlib import suppress
+
+from sluice.errors import StateError
+from sluice.settings import settings
+
+
+def note_activity(pipeline: str, action: str, detail: str = "") -> None:
+    """Note in the ledger that the user of the command has done something to a pipeline.
+
+    What was done stays done if the ledger is away, so this raises no error then.
+    """
+    from sluice.state.ledger.ledger import Ledger
+
+    with suppress(StateError), Ledger.open(settings().ledger) as ledger:
+        ledger.activities.add(pipeline, action, user_name(), detail)
+
+
+def user_name() -> str:
+    """Return the user who runs the command, as Airflow or the operating system knows them."""
+    if settings().user:
+        return settings().user
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # the user has no name, as in some containers
+        return ""
