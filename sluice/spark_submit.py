@@ -37,6 +37,7 @@ from sluice.provision.libraries import ON_EXECUTORS, archive_of
 from sluice.provision.machine_checks import LOOPBACK, find_spark
 from sluice.settings import Settings
 from sluice.support.startup import PREPARED_DAEMON
+from sluice.values.run_memory import heap_mb
 
 _PACKAGE = Path(__file__).parent
 _DRIVER_WITH_JVM = _PACKAGE / "commands" / "driver_with_jvm.py"
@@ -94,7 +95,6 @@ DELTA_CONF = {
     "spark.databricks.delta.merge.materializeSource": "none",
 }
 """Spark settings for a session that writes Delta tables."""
-_LEAST_HEAP_MB = 512
 CODE = "sluice.zip"
 """The archive of this package on executors."""
 FINISHED = "SLUICE_FINISHED"
@@ -516,15 +516,6 @@ def _heap(settings: Settings, master: str, runs_at_once: int, *, delta: bool) ->
     if os.environ.get("SPARK_DRIVER_MEMORY") or delta or not is_local(master):
         return {}
     return {name: f"{runs_at_once * heap_mb(settings.memory)}m"}
-
-
-def heap_mb(memory_mb: int) -> int:
-    """Return the heap of a local JVM in MiB.
-
-    It gets only a third of the memory, because tasks read and process the records.
-    """
-    # Spark refuses less than 450 MiB.
-    return max(_LEAST_HEAP_MB, memory_mb // 3)
 
 
 def delta_conf(settings: Settings) -> dict[str, str]:

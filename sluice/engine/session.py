@@ -1,4 +1,4 @@
-"""The Spark session of a run."""
+"""The Spark session of a run. Its memory: see `values/run_memory.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Measures the runs of this driver: how long they take, and what they cost on its host."""
+"""Measures the runs of this driver: how long they take, and what they cost on its host.
+
+`state/ledger/finished_runs.py` adds the costs up by day.
+"""
 
 from __future__ import annotations
 

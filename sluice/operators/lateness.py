@@ -15,8 +15,11 @@ For a session, `end` is the end after the record has joined the session and merg
 Streams, a sliding window and a session are closed one millisecond before records become late for
 them, so that a record can change a window after its final result.
 
-The functions also take NumPy arrays of times. All times are in ms. Late records are counted in
-`engine/batch/record_outcomes.py`.
+The functions also take NumPy arrays of times. All times are in ms.
+
+A late record is counted once as a record in `engine/batch/accounting.py`, and once for each store
+and window in `engine/stages/stage_output.py`, or in `engine/combine/windowing.py` if tasks add the
+records up while they read.
 """
 
 from __future__ import annotations

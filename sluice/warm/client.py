@@ -1,4 +1,4 @@
-"""Gives a run to a warm driver, if there is one for it.
+"""Gives a run to a warm driver, if there is one for it (`warm/identity.py` says which).
 
 A run that no warm driver takes starts a driver of its own. So does a run whose warm driver is lost:
 the run that was lost may have published some batches, and the next one goes on behind them.

@@ -1,5 +1,6 @@
-"""Publishes a batch: writes the shards, then the output, then the snapshot in the ledger.
+"""Publishes a batch: writes the shards, the output, and then the snapshot in the ledger.
 
+The snapshot has the offsets up to which records have been read, so both are committed at once.
 Readers see a batch from the moment when the ledger has its snapshot (`Publisher._make_visible`).
 Every earlier step can be repeated after a crash with the same result.
 """

@@ -13,12 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sluice.engine.batch.side_outputs import DataSize
-from sluice.spark_submit import heap_mb
+from sluice.values.run_memory import FIXED_MB, GROWN_MB, heap_mb
 
-FIXED_MB = 925
-"""The memory of a run's processes without any rows: the JVM, the driver and two workers."""
-_GROWN_MB = 50
-"""So much more memory these processes need after their first batches."""
 _ROW_COPIES = 4
 """The memory that tasks need for each byte of their rows: a row as received, as sorted, and its
 results."""
@@ -91,7 +87,7 @@ class BatchSize:
             return _UNKNOWN_RECORDS
         most, fixed_mb = self._first_records, FIXED_MB
         if self._is_measured:
-            most, fixed_mb = _MOST_RECORDS, FIXED_MB + _GROWN_MB
+            most, fixed_mb = _MOST_RECORDS, FIXED_MB + GROWN_MB
         memory = (self.memory_mb - fixed_mb) * 1e6
         heap = (heap_mb(self.memory_mb) - _USED_HEAP_MB) * 1e6 / _HEAP_COPIES
         fitting = min(

@@ -1,4 +1,8 @@
-"""Tells foreign-key joins how the foreign keys of their left tables' rows change."""
+"""Marks the rows of left tables whose foreign key changes.
+
+`engine/batch/row_batches.py` then sends the old and the new value to the workers of their foreign
+keys. `operators/joins/foreign_key.py` says why both must go there.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Pauses: pipelines that do not run until somebody resumes them, and why."""
+"""Pauses: pipelines that do not run until somebody resumes them, and why.
+
+`run_ends.require_running` refuses runs of the command line, and `orchestration/operator.py` skips
+those of Airflow.
+"""
 
 from __future__ import annotations
 

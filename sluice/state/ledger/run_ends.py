@@ -1,4 +1,4 @@
-"""Records in the ledger how runs end.
+"""Records in the ledger how runs end, and refuses runs of paused pipelines.
 
 The process that waits for a driver records that the driver was killed. Modules that need SQLAlchemy
 are imported only when a run fails, because importing them takes 0.2 seconds.

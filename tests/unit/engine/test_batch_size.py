@@ -11,9 +11,9 @@ from sluice import Pipeline
 from sluice.engine.batch.side_outputs import NOTHING, DataSize
 from sluice.engine.read.backlog_timestamps import KafkaTimestamps
 from sluice.engine.run import batch_loop
-from sluice.engine.run.batch_size import FIXED_MB, ROW_BYTES, SAFE_RECORDS, BatchSize
+from sluice.engine.run.batch_size import ROW_BYTES, SAFE_RECORDS, BatchSize
 from sluice.plan import plan
-from sluice.spark_submit import heap_mb
+from sluice.values.run_memory import FIXED_MB, heap_mb
 
 pytestmark = pytest.mark.unit
 
