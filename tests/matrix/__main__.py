@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sluice.settings import settings
 from tests.matrix.cells import CELLS
-from tests.matrix.run_cell import CLONE, PARTS, TEST_PACKAGES, CellRun, missing
+from tests.matrix.run_cell import CLONE, PARTS, SEEDED, TEST_PACKAGES, CellRun, missing
 from tests.matrix.table import DOCUMENT, read_results, row_of, table, write_constraints, written
 
 
@@ -46,7 +46,7 @@ def main() -> int:
     print(table(map(row_of, results)))
     if options.write:
         DOCUMENT.write_text(written(DOCUMENT.read_text(), results))
-        write_constraints(results, TEST_PACKAGES)
+        write_constraints(results, (*TEST_PACKAGES, *SEEDED))
     return 0 if passed else 1
 
 

@@ -37,6 +37,8 @@ _UNTESTED = "ignore::sluice.provision.supported_versions.UntestedVersion"
 PARTS = ("install", "airflow", "check", "orders", "tests")
 """The parts of a run, in their order."""
 TEST_PACKAGES = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
+SEEDED = ("pip", "setuptools", "wheel")
+"""The packages with which an environment begins. pip installs libraries of pipelines."""
 _LIMIT_S = 2_400.0
 _WRITE_LOCK = """
 import sys
@@ -145,7 +147,6 @@ class CellRun:
         options: Command = ["--exclude-newer", day]
         for package in ("msgspec", "pyspark", "pyspark-client", "sqlglot", *TEST_PACKAGES):
             options += ["--exclude-newer-package", f"{package}=2099-01-01T00:00:00Z"]
-        # Libraries of pipelines are installed with pip.
         make: Command = [self.uv, "venv", "--quiet", "--no-python-downloads", "--seed"]
         python = python_of(cell.python, self.uv)
         self._do("environment", [*make, "--python", python, self.environment])
