@@ -95,6 +95,17 @@ def find_removal(
     return removal
 
 
+def readers_of(ledger: Ledger, pipeline: str) -> list[str]:
+    """Return the other pipelines whose newest batches read a pipeline's stores, sorted.
+
+    They may know the pipeline by a former name.
+    """
+    readers: set[str] = set()
+    for name in (pipeline, *ledger.renames.former_names(pipeline)):
+        readers.update(ref.pipeline for ref in ledger.plans.readers(name))
+    return sorted(readers - {pipeline})
+
+
 def remove(
     settings: Settings,
     pipeline: str,
@@ -119,7 +130,7 @@ def remove(
                 f"{pipeline} has standbys, of its workers {workers}.",
                 next_step=f"Remove them first: sluice standby remove {pipeline} WORKER.",
             )
-        if readers := sorted({ref.pipeline for ref in ledger.plans.readers(pipeline)}):
+        if readers := readers_of(ledger, pipeline):
             raise Refused(
                 f"The newest batches of {joined(readers)} read stores of {pipeline}.",
                 next_step="Remove store_of from their files and run them once, or remove them "
