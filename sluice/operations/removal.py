@@ -20,6 +20,7 @@ from sluice.kafka.dead_letter_topic import markers_of, topic_of
 from sluice.kafka.redrive_topic import batches_of
 from sluice.kafka.topics import delete_group, delete_topics, topic_ids
 from sluice.operations.rebuild import remove_forgotten
+from sluice.operations.store_readers import readers_of
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import WorkerInfo
@@ -93,17 +94,6 @@ def find_removal(
             next_step="Look for its name in: sluice status.",
         )
     return removal
-
-
-def readers_of(ledger: Ledger, pipeline: str) -> list[str]:
-    """Return the other pipelines whose newest batches read a pipeline's stores, sorted.
-
-    They may know the pipeline by a former name.
-    """
-    readers: set[str] = set()
-    for name in (pipeline, *ledger.renames.former_names(pipeline)):
-        readers.update(ref.pipeline for ref in ledger.plans.readers(name))
-    return sorted(readers - {pipeline})
 
 
 def remove(

@@ -38,7 +38,6 @@ from sluice.kafka.redrive_topic import batches_of
 from sluice.kafka.topics import delete_group, delete_topics, topic_ids
 from sluice.operations.fill_generation import renamed_time
 from sluice.operations.rebuild import remove_forgotten
-from sluice.operations.removal import readers_of
 from sluice.operations.renamed_topics import (
     copy_dead_letters,
     copy_redrives,
@@ -46,6 +45,7 @@ from sluice.operations.renamed_topics import (
     fence_redrives,
     write_markers,
 )
+from sluice.operations.store_readers import readers_of
 from sluice.plan import Job
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
