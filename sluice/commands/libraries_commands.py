@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sluice.commands.console import err, errors_as_messages, out
-from sluice.errors import SettingsError
+from sluice.errors import SettingsError, TopologyError
 from sluice.settings import settings
 from sluice.values.phrases import counted
 
@@ -31,6 +32,8 @@ def build(
     A run does the same. Call this ahead of time, for example when an image is built.
     """
     with errors_as_messages():
+        if pipeline:
+            _require_known(pipeline)
         wanted = [*_libraries(pipeline)]
         of = f" for {pipeline}" if pipeline else ""
         if not wanted:
@@ -82,17 +85,36 @@ def _libraries(only: str) -> Iterator[tuple[str, Libraries]]:
 
     Their files are not imported, because that may need the libraries.
     """
+    from sluice.topology.loading.run_options import run_options
+
+    for name, file in _named_files():
+        if only in ("", name):
+            options = run_options(settings().pipelines, file, name)
+            libraries = options.libraries(settings().home)
+            if libraries is not None:
+                yield name, libraries
+
+
+def _require_known(pipeline: str) -> None:
+    names = sorted(name for name, _ in _named_files())
+    if pipeline not in names:
+        raise TopologyError(
+            f"There is no pipeline {pipeline!r} in {settings().pipelines}.",
+            next_step=f"Known pipelines: {', '.join(names)}.",
+        )
+
+
+def _named_files() -> Iterator[tuple[str, Path]]:
+    """Yield the names of all pipelines, with their files.
+
+    A file that computes its pipeline's name has its own name.
+    """
     from sluice.topology.loading.declared_names import declared_names
     from sluice.topology.loading.pipeline_folders import pipeline_files
-    from sluice.topology.loading.run_options import run_options
 
     for file in pipeline_files(settings().pipelines):
         for name in declared_names(file) or (file.stem,):
-            if only in ("", name):
-                options = run_options(settings().pipelines, file, name)
-                libraries = options.libraries(settings().home)
-                if libraries is not None:
-                    yield name, libraries
+            yield name, file
 
 
 def _say(line: str) -> None:

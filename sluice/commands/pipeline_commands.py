@@ -185,6 +185,7 @@ def _compare(plans: Sequence[Plan]) -> int:
     import_pandas_on_demand()
     from sluice.engine.run.check_without_spark import compare
     from sluice.engine.run.published_changes import Weight
+    from sluice.operations.store_readers import readers_of
     from sluice.state.ledger.ledger import Ledger
 
     worst = Weight.NOTE
@@ -193,9 +194,9 @@ def _compare(plans: Sequence[Plan]) -> int:
             compared = compare(planned.job, settings(), ledger)
             worst = max(worst, compared.weight)
             _print_comparison(planned, compared)
-            readers = {ref.pipeline for ref in ledger.plans.readers(planned.pipeline.name)}
+            readers = readers_of(ledger, planned.pipeline.name)
             if readers and compared.changes:
-                text = f"  Other pipelines read its stores: {', '.join(sorted(readers))}."
+                text = f"  Other pipelines read its stores: {', '.join(readers)}."
                 out.print(text, markup=False, soft_wrap=True)
     return _STATUS[worst.name.lower()]
 

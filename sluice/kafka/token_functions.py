@@ -26,6 +26,9 @@ SHARED = "sluice.oauthbearer.shared"
 MSK_IAM = "sluice.kafka.msk_iam.token"
 _ENDPOINT = "sluice.kafka.token_endpoint.shared_token"
 _MSK_SERVER = re.compile(r"\.kafka(?:-serverless)?\.([a-z0-9-]+)\.amazonaws\.com", re.IGNORECASE)
+_LEAST_RETURNED = 2
+_LATER = 100
+"""Times of milliseconds are so many times as large as now, and no token is valid for so long."""
 _SHARED_PART = 0.5
 """The part of a token's lifetime in which further clients of a process get it, too."""
 
@@ -51,7 +54,7 @@ class TokenFunction:
                 return token
             try:
                 token = self.make(argument)
-                expires_at = float(token[1])
+                expires_at = _expiry(token, now)
             except Exception as error:
                 # The client only says that the function has raised an exception.
                 is_plain = isinstance(error, SluiceError | TokenError)
@@ -110,9 +113,34 @@ def _named(kafka: Mapping[str, str]) -> tuple[str, str]:
     return MSK_IAM, argument or f"region={server[1].lower()}"
 
 
+def _expiry(token: Token, now: float) -> float:
+    """Return when a token expires, in epoch seconds.
+
+    Raise TokenError if it is none, as functions return anything. It is not in the error's text.
+    """
+    returned = token if isinstance(token, (tuple, list)) else ()
+    if len(returned) < _LEAST_RETURNED or not (returned[0] and isinstance(returned[0], str)):
+        raise TokenError(
+            "it has not returned a text and a number, which are a token and the time at which the "
+            "token expires, in epoch seconds"
+        )
+    expires_at = float(returned[1])
+    if expires_at <= now:
+        raise TokenError("its token has expired already; the time is in epoch seconds")
+    if expires_at > now * _LATER:
+        raise TokenError("the time at which its token expires is in milliseconds, not in seconds")
+    return expires_at
+
+
 @lru_cache
 def _imported(name: str) -> TokenFunction:
     module, _, function = name.replace(":", ".").rpartition(".")
+    if not module:
+        raise SettingsError(
+            f"The function {name} in the Kafka setting {FUNCTION} cannot be imported: its module "
+            "is missing.",
+            next_step="Name it with its module, such as my_company.tokens.kafka_token.",
+        )
     try:
         found = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:

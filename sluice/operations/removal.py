@@ -20,6 +20,7 @@ from sluice.kafka.dead_letter_topic import markers_of, topic_of
 from sluice.kafka.redrive_topic import batches_of
 from sluice.kafka.topics import delete_group, delete_topics, topic_ids
 from sluice.operations.rebuild import remove_forgotten
+from sluice.operations.store_readers import readers_of
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import WorkerInfo
@@ -119,7 +120,7 @@ def remove(
                 f"{pipeline} has standbys, of its workers {workers}.",
                 next_step=f"Remove them first: sluice standby remove {pipeline} WORKER.",
             )
-        if readers := sorted({ref.pipeline for ref in ledger.plans.readers(pipeline)}):
+        if readers := readers_of(ledger, pipeline):
             raise Refused(
                 f"The newest batches of {joined(readers)} read stores of {pipeline}.",
                 next_step="Remove store_of from their files and run them once, or remove them "

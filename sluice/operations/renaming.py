@@ -45,6 +45,7 @@ from sluice.operations.renamed_topics import (
     fence_redrives,
     write_markers,
 )
+from sluice.operations.store_readers import readers_of
 from sluice.plan import Job
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
@@ -78,6 +79,8 @@ class Renaming:
     """The address of each shard before and after, without passwords."""
     topics: tuple[tuple[str, str], ...]
     """The name of each topic before and after."""
+    readers: tuple[str, ...] = ()
+    """The pipelines that read stores of this one."""
 
     def lines(self) -> Iterator[str]:
         """Describe what changes, in sentences."""
@@ -100,6 +103,12 @@ class Renaming:
     def next_lines(self) -> Iterator[str]:
         """Say what is left to change outside of Sluice's state."""
         yield f'In the pipeline\'s file: Pipeline("{self.new}").'
+        if self.readers:
+            yield (
+                f"In the files of {joined(self.readers)}, which read its stores: "
+                f'store_of("{self.new}", ...), and answers="{self.old}_STORE" in lookup_in, unless '
+                "it has answers already. Until then, they do not run."
+            )
         yield (
             f"In sluice.toml, DAG files, alerts and dashboards that name {self.old}: {self.new}. "
             f"Its DAG, trigger and card get the new name with the file; give {self.new} the "
@@ -153,6 +162,7 @@ def find_renaming(ledger: Ledger, settings: Settings, old: str, new: str) -> Ren
         stores=tuple(dict.fromkeys(sorted(stores))),
         shards=tuple(shards),
         topics=tuple((before, after) for before, after in names if before in existing),
+        readers=tuple(readers_of(ledger, new if switched else old)),
     )
 
 

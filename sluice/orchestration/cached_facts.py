@@ -80,9 +80,9 @@ def _facts_until_installed(file: Path, home: Path) -> DagFacts | None:
     """
     try:
         libraries = libraries_of(file)
+        if libraries is None or libraries.is_built or libraries.failure:
+            return None
     except SettingsError:
-        return None
-    if libraries is None or libraries.is_built or libraries.failure:
         return None
     entry = _entry(file, home)
     return None if entry is None else entry.facts

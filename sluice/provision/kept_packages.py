@@ -6,7 +6,6 @@ all that these depend on.
 
 from __future__ import annotations
 
-import re
 import zipfile
 from dataclasses import dataclass
 from functools import cache
@@ -15,8 +14,6 @@ from pathlib import Path
 
 _SLUICE = "sluice-streams"
 _EXTRAS = ("client", "state", "spark", "registry", "msk")
-_REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[([^\]]*)\])?")
-_EXTRA = re.compile(r"""extra\s*==\s*["']([^"']+)["']""")
 _WHEEL = "Wheel-Version: 1.0\nGenerator: sluice\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 
@@ -78,19 +75,23 @@ def _metadata(installed: Distribution) -> str | None:
 
 def _requirements(installed: Distribution, extra: str) -> list[tuple[str, tuple[str, ...]]]:
     """Return the packages that an installed one needs for an extra, with their own extras."""
+    # Imported here, because most pipelines have no requirements.
+    from packaging.requirements import Requirement
+
     needed: list[tuple[str, tuple[str, ...]]] = []
     for text in installed.requires or ():
-        requirement, _, marker = text.partition(";")
-        only_for = _EXTRA.search(marker)
-        if (only_for[1] if only_for else "") != extra:
-            continue
-        parsed = _REQUIREMENT.match(requirement)
-        if parsed is not None:
-            extras = [each.strip() for each in (parsed[2] or "").split(",")]
-            needed.append((normalized(parsed[1]), tuple(filter(None, extras))))
+        requirement = Requirement(text)
+        if requirement.marker is None:
+            is_needed = not extra
+        else:
+            is_needed = requirement.marker.evaluate({"extra": extra})
+        if is_needed:
+            needed.append((normalized(requirement.name), tuple(sorted(requirement.extras))))
     return needed
 
 
 def normalized(name: str) -> str:
     """Return a package's name as package indexes compare it."""
-    return re.sub(r"[-_.]+", "-", name).lower()
+    from packaging.utils import canonicalize_name
+
+    return canonicalize_name(name)

@@ -19,6 +19,7 @@ import tarfile
 import tempfile
 import time
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from pathlib import Path
 
 from sluice.errors import PreflightError, SettingsError
 from sluice.provision.kept_packages import KeptPackage, kept_packages, normalized
+from sluice.provision.requirement_files import ARCHIVES, contents
 from sluice.support.file_modes import make_folder
 from sluice.support.tar_archives import unpack
 from sluice.values.phrases import counted
@@ -39,9 +41,16 @@ ON_EXECUTORS = "sluice-libraries"
 UNUSED_DAYS = 30.0
 """Libraries that have been unused for so long are removed when others are installed."""
 _RETRY_S = 600.0
-_ARCHIVES = (".zip", ".tar.gz", ".tgz")
-_INCLUDED = re.compile(r"(?:-r|-c|--requirement|--constraint)[\s=]+(\S+)")
 _SHOWN_LINES = 8
+# zipfile raises RuntimeError for encrypted files, and its subclass for unknown compressions.
+_UNPACKING_ERRORS = (
+    OSError,
+    EOFError,
+    RuntimeError,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 _DAY_S = 86_400.0
 
 
@@ -63,7 +72,7 @@ class Libraries:
         parts = [sys.implementation.cache_tag or "", sysconfig.get_platform()]
         parts += [f"{package.name}=={package.version}" for package in kept_packages()]
         digest.update(repr(parts).encode())
-        for content in _contents(self.requirements, set()):
+        for content in contents(self.requirements):
             digest.update(hashlib.sha256(content).digest())
         return digest.hexdigest()[:16]
 
@@ -74,7 +83,9 @@ class Libraries:
 
     @property
     def is_built(self) -> bool:
-        return self.folder.is_dir()
+        """Raise SettingsError if this user may not look into the folder."""
+        with _file_errors(self.home):
+            return self.folder.is_dir()
 
     @property
     def log(self) -> Path:
@@ -99,15 +110,17 @@ class Libraries:
 
         `say` gets the lines of progress. Other processes that want the same packages wait.
 
-        Raise SettingsError if packages do not exist or conflict, and PreflightError without pip.
+        Raise SettingsError if packages do not exist or conflict, or if they cannot be written, and
+        PreflightError without pip.
         """
         if not self.is_built:
-            make_folder(self._place.parent)
-            with self._lock():
-                # Another process may have installed them meanwhile.
-                if not self.is_built:
-                    self._install(say)
-            remove_unused(self.home)
+            with _file_errors(self.home):
+                make_folder(self._place.parent)
+                with self._lock():
+                    # Another process may have installed them meanwhile.
+                    if not self.is_built:
+                        self._install(say)
+                remove_unused(self.home)
         self.note_use()
         return self.folder
 
@@ -152,7 +165,7 @@ class Libraries:
             target = temporary / "packages"
             target.mkdir()
             try:
-                if self.requirements.name.endswith(_ARCHIVES):
+                if self.requirements.name.endswith(ARCHIVES):
                     _unpack(self.requirements, target)
                 else:
                     _run_pip(self.requirements, target, temporary, say)
@@ -192,24 +205,46 @@ def installed(home: Path) -> list[Installed]:
     listed: list[Installed] = []
     for packages in (home / FOLDER).glob("*/packages"):
         place = packages.parent
-        if not place.name.startswith("building-"):
+        if place.name.startswith("building-"):
+            continue
+        # Another process may be removing them.
+        with suppress(FileNotFoundError):
             listed.append(Installed(place, (time.time() - place.stat().st_mtime) / _DAY_S))
     return sorted(listed, key=lambda each: each.unused_days)
 
 
 def remove_unused(home: Path, days: float = UNUSED_DAYS) -> list[Installed]:
-    """Remove libraries that no run has used for some days, and return them."""
+    """Remove libraries that no run has used for some days, and return them.
+
+    Also remove what killed installations have left behind.
+    """
+    for left in (home / FOLDER).glob("building-*"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > _DAY_S:
+                shutil.rmtree(left)
     removed: list[Installed] = []
     for each in installed(home):
-        if each.unused_days >= days:
-            # Renamed first, so that no process takes half of the libraries for all of them.
-            removing = Path(tempfile.mkdtemp(prefix="building-", dir=each.place.parent))
-            each.place.replace(removing / "removed")
-            shutil.rmtree(removing, ignore_errors=True)
-            for suffix in (".log", ".lock", ".failed"):
-                each.place.with_suffix(suffix).unlink(missing_ok=True)
+        if each.unused_days >= days and _remove(each.place):
             removed.append(each)
     return removed
+
+
+def _remove(place: Path) -> bool:
+    """Remove installed libraries.
+
+    Return False if another process removes them, or if they belong to another user.
+    """
+    try:
+        # Renamed first, so that no process takes half of the libraries for all of them.
+        removing = Path(tempfile.mkdtemp(prefix="building-", dir=place.parent))
+        with _removed_after(removing):
+            place.replace(removing / "removed")
+        # The lock stays, because a process that is about to install may already have opened it.
+        for suffix in (".log", ".failed"):
+            place.with_suffix(suffix).unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True
 
 
 def archive_of(folder: Path) -> Path:
@@ -221,7 +256,8 @@ def archive_of(folder: Path) -> Path:
     if not archive.exists():
         descriptor, name = tempfile.mkstemp(prefix="packages-", dir=folder.parent)
         os.close(descriptor)
-        with zipfile.ZipFile(name, "w", zipfile.ZIP_DEFLATED) as written:
+        # Files of reproducible archives may be older than the first year of a zip file.
+        with zipfile.ZipFile(name, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as written:
             for file in sorted(folder.rglob("*")):
                 if file.is_file() and "__pycache__" not in file.parts:
                     written.write(file, file.relative_to(folder))
@@ -236,6 +272,19 @@ def installed_packages(folder: Path) -> list[str]:
 
 
 @contextmanager
+def _file_errors(home: Path) -> Iterator[None]:
+    """Raise SettingsError in place of an OSError about the folder of the libraries."""
+    try:
+        yield
+    except OSError as error:
+        raise SettingsError(
+            f"{home / FOLDER} cannot be read or written: {error.strerror or error}.",
+            next_step="Give the user of this process the folder, or choose another SLUICE_HOME. "
+            "If the disk is full, make space.",
+        ) from error
+
+
+@contextmanager
 def _removed_after(folder: Path) -> Iterator[Path]:
     try:
         yield folder
@@ -243,53 +292,25 @@ def _removed_after(folder: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _contents(file: Path, seen: set[Path]) -> Iterator[bytes]:
-    """Yield the contents of a file of requirements, and of the files that it names."""
-    if file in seen:
-        return
-    seen.add(file)
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise SettingsError(
-            f"{file} cannot be read: {error.strerror}.",
-            next_step="Write the file, or correct requirements in sluice.toml. Its path is "
-            "relative to the folder of sluice.toml.",
-        ) from None
-    yield content
-    if file.name.endswith((*_ARCHIVES, ".whl")):
-        return
-    for line in content.decode(errors="replace").splitlines():
-        included = _INCLUDED.match(line.strip())
-        if included is not None:
-            # What an address gives is not read: write exact versions.
-            if "://" not in included[1]:
-                yield from _contents(file.parent / included[1], seen)
-            continue
-        path = file.parent / line.strip().removeprefix("file://")
-        with suppress(OSError):
-            if path.is_dir() and line.strip().startswith((".", "/", "file:")):
-                raise SettingsError(
-                    f"{file} has the folder {line.strip()}, whose changes cannot be seen.",
-                    next_step="Build a wheel of it (pip wheel), and write the wheel's path.",
-                )
-            if path.is_file():
-                yield path.read_bytes()
-
-
 def _unpack(archive: Path, target: Path) -> None:
+    advice = (
+        "Make it of a folder that `pip install --target` has written; packages are at the top of "
+        "the archive."
+    )
     try:
         if archive.suffix == ".zip":
             with zipfile.ZipFile(archive) as opened:
                 opened.extractall(target)
         else:
             unpack(archive, target)
-    except (OSError, tarfile.TarError, zipfile.BadZipFile) as error:
-        raise SettingsError(
-            f"{archive} cannot be unpacked: {error}.",
-            next_step="Make it of a folder that `pip install --target` has written; packages are "
-            "at the top of the archive.",
-        ) from None
+    except _UNPACKING_ERRORS as error:
+        raise SettingsError(f"{archive} cannot be unpacked: {error}.", next_step=advice) from None
+    for packages in target.glob("*/*.dist-info"):
+        if not any(target.glob("*.dist-info")):
+            folder = packages.parent.name
+            raise SettingsError(
+                f"{archive} has its packages in the folder {folder}.", next_step=advice
+            )
 
 
 def _run_pip(
@@ -298,7 +319,7 @@ def _run_pip(
     """Install the packages in a file of requirements, with stand-ins for the kept packages."""
     lines: list[str] = []
     # The hashes of a locked file are those of the packages themselves.
-    is_locked = any(b"--hash" in content for content in _contents(requirements, set()))
+    is_locked = any(b"--hash" in content for content in contents(requirements))
     for package in kept_packages():
         if is_locked:
             lines.append(f"{package.name}=={package.version}\n")
@@ -360,7 +381,19 @@ def _pip_error(requirements: Path, output: list[str]) -> PreflightError | Settin
                 f"Sluice runs: {'; '.join(others[:_SHOWN_LINES])}.",
                 next_step=f"Choose versions that accept {package.name}=={package.version}.",
             )
+    connection = [line for line in output if " after connection broken by " in line]
+    if connection:
+        _, _, cause = connection[-1].partition(" after connection broken by ")
+        return SettingsError(
+            f"pip cannot reach the package index for {requirements}: {cause.rstrip('.')}.",
+            next_step="Bring the index back, or correct its address in pip's settings "
+            "(PIP_INDEX_URL) or in the file. Without an index, name an archive of installed "
+            "packages in place of the file.",
+        )
     said = errors[0] if errors else "; ".join(output[-2:])
+    if said == "Exception:":
+        # pip itself has failed; its traceback ends with the error.
+        said = output[-1]
     return SettingsError(
         f"pip cannot install the libraries of {requirements}: {said.rstrip('.')}.",
         next_step="Correct the file, or pip's settings for your package index.",

@@ -686,7 +686,7 @@ class Stream(Handle[V]):
             keep=keep,
         )  # fmt: skip
         shared = store.shared
-        name = answers if answers is not None else f"{shared.pipeline}_{shared.store}"
+        name = answers if answers is not None else shared.answers
         self.pipeline.claim("answers", name)
         node = self.pipeline.add(
             nodes.Lookup,

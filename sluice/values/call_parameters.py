@@ -61,6 +61,11 @@ class SharedStore:
     def __str__(self) -> str:
         return f"{self.store} of {self.pipeline}"
 
+    @property
+    def answers(self) -> str:
+        """The name under which the values are recorded unless the author gives another one."""
+        return f"{self.pipeline}_{self.store}"
+
 
 class SharedSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Where tasks read a store of another pipeline: at one published snapshot."""

@@ -37,7 +37,9 @@ LOST = (
     "published batches are kept."
 )
 
-NO_DRIVER = "There is no warm driver with these settings that has a place for the run."
+NO_DRIVER = (
+    "There is no warm driver with these settings and libraries that has a place for the run."
+)
 
 
 class DriverLost(Exception):

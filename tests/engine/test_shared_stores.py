@@ -322,7 +322,46 @@ def test_a_renamed_pipeline_is_named(shop: Shop) -> None:
     shop.order("a")
     error = refusal(shop.orders)
     assert error.detail == f"The pipeline '{old}' was renamed to '{new}'."
-    assert error.next_step == f"Change store_of('{old}', ...)."
+    assert error.next_step.startswith(f"Change store_of('{old}', 'by_id', ...) to this name. ")
+    assert f"add answers='{old}_by_id'" in error.next_step
+
+
+def test_a_rebuild_after_a_renaming_gets_the_values_of_then(start: Start) -> None:
+    shop = Shop(start)
+    old, new = shop.customers.pipeline.name, f"{shop.customers.pipeline.name}_new"
+
+    def counted(names: Names, other: str = old, answers: str | None = None) -> Pipeline:
+        pipeline = names.pipeline()
+        store = pipeline.store_of(other, "by_id", value=Name)
+        found = pipeline.stream(names("visits"), value=Order).lookup_in(
+            store, key="customer", answers=answers
+        )
+        found.group_by("right.name").count(store="visits")
+        return pipeline
+
+    visits = replace(start(counted), settings=shop.customers.settings)
+    for name in ("Ada", "Eve"):
+        shop.set("a", name)
+        visits.send("visits", msgspec.json.encode(Order("a")))
+        visits.run()
+    rename(shop.customers.settings, old, new)
+    changed = counted(visits.names, new, f"{old}_by_id")
+    # The rebuild compares its state with the published state.
+    Rebuild(visits.spark, plan(changed).job, visits.settings).run()
+    assert visits.store("visits") == {"Ada": 1, "Eve": 1}
+
+
+def test_readers_of_a_renamed_pipeline_are_named(shop: Shop) -> None:
+    shop.set("a", "Ada")
+    shop.order("a")
+    shop.orders.run()
+    old, new = shop.customers.pipeline.name, f"{shop.customers.pipeline.name}_new"
+    renaming = rename(shop.customers.settings, old, new)
+    (line,) = [line for line in renaming.next_lines() if "read its stores" in line]
+    assert line.startswith(f"In the files of {shop.orders.pipeline.name}, ")
+    assert f'store_of("{new}", ...), and answers="{old}_STORE"' in line
+    with pytest.raises(Refused, match=f"{shop.orders.pipeline.name} read stores of {new}"):
+        remove(shop.customers.settings, new)
 
 
 def test_a_pipeline_that_others_read_is_not_removed(shop: Shop) -> None:

@@ -97,7 +97,7 @@ def _newest(ledger: Ledger, store: SharedStore) -> Snapshot:
         return snapshot
     moved = renamed_pipeline(ledger.renames, store.pipeline)
     if moved is not None:
-        raise EngineError(moved.detail, next_step=f"Change store_of({store.pipeline!r}, ...).")
+        raise EngineError(moved.detail, next_step=_other_name(store))
     raise EngineError(
         f"The pipeline {store.pipeline!r}, whose store {store.store!r} is read, has published no "
         "snapshot.",
@@ -114,10 +114,19 @@ def _store_info(ledger: Ledger, store: SharedStore, snapshot: Snapshot) -> Store
             return described
     moved: NotFound | None = renamed_store(ledger.renames, store.store, store.pipeline)
     if moved is not None:
-        raise EngineError(moved.detail, next_step="Change store_of(...) to this name.")
+        raise EngineError(moved.detail, next_step=_other_name(store))
     raise EngineError(
         f"The pipeline {store.pipeline!r} has no store {store.store!r} in snapshot {snapshot.id}.",
         next_step=f"Its stores: {', '.join(_names(info))}.",
+    )
+
+
+def _other_name(store: SharedStore) -> str:
+    # The default name of the recorded values would change with the names in store_of.
+    return (
+        f"Change store_of({store.pipeline!r}, {store.store!r}, ...) to this name. If lookup_in has "
+        f"no answers=, also add answers={store.answers!r}, so that the values that are recorded "
+        "by the former name are found."
     )
 
 

@@ -515,3 +515,19 @@ def test_standard_input_that_is_no_text_is_refused() -> None:
         1,
         "Invalid setting: Standard input is not UTF-8 text: byte 5 cannot be decoded.",
     )
+
+
+def test_libraries_of_an_unknown_pipeline_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "orders.py").write_text('pipeline = Pipeline("orders")\n')
+    monkeypatch.setenv("SLUICE_PIPELINES", str(tmp_path))
+    settings.cache_clear()
+    result = sluice("libraries", "build", "ordres")
+    assert result.exit_code == 1
+    assert "There is no pipeline 'ordres'" in result.output
+    assert "Known pipelines: orders." in result.output
+    assert (
+        "No requirements in sluice.toml for orders."
+        in sluice("libraries", "build", "orders").output
+    )

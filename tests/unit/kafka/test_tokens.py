@@ -263,11 +263,30 @@ def test_a_function_that_fails_is_named_with_its_reason() -> None:
 
 
 @pytest.mark.parametrize(
+    ("returned", "reason"),
+    [
+        ("secret", "it has not returned a text and a number"),
+        (("secret",), "it has not returned a text and a number"),
+        (("", time.time() + 3_600), "it has not returned a text and a number"),
+        (None, "it has not returned a text and a number"),
+        (("secret", 1_000.0), "its token has expired already"),
+        (("secret", (time.time() + 3_600) * 1_000), "is in milliseconds, not in seconds"),
+    ],
+)
+def test_a_function_that_returns_no_valid_token_is_told(returned: Any, reason: str) -> None:
+    function = TokenFunction("tokens.made", lambda _: returned)
+    with pytest.raises(token_endpoint.TokenError, match=reason):
+        function("")
+    assert reason in function.trouble
+    assert "secret" not in function.trouble
+
+
+@pytest.mark.parametrize(
     ("name", "reason"),
     [
         ("tests.nowhere.token", "cannot be imported: No module named 'tests.nowhere'"),
         (f"{FUNCTIONS}.missing", "cannot be imported: .*no attribute 'missing'"),
-        ("token", "cannot be imported"),
+        ("token", "cannot be imported: its module is missing"),
         (f"{FUNCTIONS}.not_a_function", "is not a function"),
     ],
 )

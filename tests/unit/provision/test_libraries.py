@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tarfile
 import threading
 import time
 import zipfile
@@ -14,7 +15,15 @@ import pytest
 
 from sluice.errors import SettingsError
 from sluice.provision.kept_packages import kept_packages
-from sluice.provision.libraries import Libraries, archive_of, installed, remove_unused
+from sluice.provision.libraries import (
+    FOLDER,
+    Libraries,
+    _pip_error,
+    _remove,
+    archive_of,
+    installed,
+    remove_unused,
+)
 from tests.support.tiny_wheels import write_packages, write_wheel
 
 
@@ -209,3 +218,86 @@ def test_an_archive_for_executors_has_all_modules(archive: Path) -> None:
     with zipfile.ZipFile(archive_of(folder)) as of_executors:
         assert "tinylib.py" in of_executors.namelist()
     assert archive_of(folder).parent == folder.parent
+
+
+def test_an_archive_for_executors_may_have_files_older_than_zip(requirements: Path) -> None:
+    packages = requirements.with_name("packages.tar.gz")
+    with tarfile.open(packages, "w:gz") as written:
+        module = tarfile.TarInfo("old.py")
+        module.mtime = 0
+        written.addfile(module)
+    with zipfile.ZipFile(archive_of(of(packages).build(print))) as of_executors:
+        assert of_executors.namelist() == ["old.py"]
+
+
+def test_an_archive_that_cannot_be_unpacked_is_told(archive: Path) -> None:
+    whole = archive.read_bytes()
+    encrypted = bytearray(whole)
+    directory = encrypted.find(b"PK\x01\x02")
+    encrypted[6] |= 1
+    encrypted[directory + 8] |= 1
+    archive.write_bytes(encrypted)
+    assert "is encrypted, password required for extraction. Make it of" in refusal(archive)
+    packed = archive.with_name("packages.tar.gz")
+    with tarfile.open(packed, "w:gz") as written:
+        written.add(archive, "tinylib.py")
+    half = packed.stat().st_size // 2
+    packed.write_bytes(packed.read_bytes()[:half])
+    assert f"{packed} cannot be unpacked: " in refusal(packed)
+
+
+def test_an_archive_of_the_folder_itself_is_refused(requirements: Path) -> None:
+    packages = requirements.with_name("packages.zip")
+    with zipfile.ZipFile(packages, "w") as written:
+        written.writestr("packages/tinylib.py", "")
+        written.writestr("packages/tinylib-1.0.dist-info/METADATA", "Name: tinylib\nVersion: 1.0\n")
+    said = refusal(packages)
+    assert "has its packages in the folder packages. Make it of" in said
+    assert of(packages).failure.endswith("in the folder packages.")
+
+
+def test_a_home_that_cannot_be_written_is_told(archive: Path) -> None:
+    (archive.parent / "home").write_text("a file in place of the folder")
+    said = refusal(archive)
+    assert said.startswith(f"{archive.parent / 'home' / FOLDER} cannot be read or written: Not a")
+    assert "choose another SLUICE_HOME" in said
+
+
+def test_what_a_killed_installation_has_left_is_removed(archive: Path) -> None:
+    libraries = of(archive)
+    libraries.build(print)
+    killed = libraries.home / FOLDER / "building-killed"
+    going_on = libraries.home / FOLDER / "building-going-on"
+    for folder in (killed, going_on):
+        (folder / "packages").mkdir(parents=True)
+    two_days_ago = time.time() - 2 * 86_400
+    os.utime(killed, (two_days_ago, two_days_ago))
+    assert remove_unused(libraries.home) == []
+    assert not killed.exists()
+    assert going_on.exists()
+
+
+def test_libraries_that_another_process_removes_are_left_to_it(archive: Path) -> None:
+    libraries = of(archive)
+    place = libraries.build(print).parent
+    assert _remove(place)
+    assert not _remove(place)
+    left = [file.name for file in place.parent.iterdir()]
+    assert left == [f"{libraries.digest}.lock"], "a process may be waiting for the lock"
+
+
+def test_an_index_that_is_away_is_told(requirements: Path) -> None:
+    output = [
+        "WARNING: Retrying (Retry(total=0)) after connection broken by "
+        "'NewConnectionError('Connection refused')': /simple/tiny/",
+        "ERROR: Could not find a version that satisfies the requirement tiny==1 "
+        "(from versions: none)",
+    ]
+    said = str(_pip_error(requirements, output))
+    assert said.startswith(f"pip cannot reach the package index for {requirements}: 'NewConn")
+    assert "PIP_INDEX_URL" in said
+
+
+def test_an_error_of_pip_itself_is_told(requirements: Path) -> None:
+    output = ["ERROR: Exception:", "Traceback (most recent call last):", "OSError: no space left"]
+    assert f"of {requirements}: OSError: no space left. " in str(_pip_error(requirements, output))
