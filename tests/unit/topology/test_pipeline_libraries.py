@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 import time
@@ -140,9 +141,13 @@ def test_a_dag_stays_while_changed_requirements_are_installed(folder: Path, tmp_
     facts, broken = facts_of_folder(folder, home)
     assert not broken
     (folder / "new.zip").write_bytes(b"no archive")
-    assert facts_of_folder(folder, home) == (facts, [])
     libraries = libraries_of(folder / "new.py")
     assert libraries is not None
+    with libraries.folder.parent.with_suffix(".lock").open("a") as lock:
+        # As if a process were installing them.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert facts_of_folder(folder, home) == (facts, [])
+    facts_of_folder(folder, home)
     begun = time.monotonic()
     while not libraries.failure and time.monotonic() - begun < 120:
         time.sleep(0.1)
