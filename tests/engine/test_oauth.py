@@ -182,7 +182,7 @@ def away(platform: Platform) -> Any:
 
 
 @pytest.mark.fault("F57", "tokens cannot be renewed while a run goes on")
-@pytest.mark.parametrize("way", ["oidc", "function"])
+@pytest.mark.parametrize("way", [pytest.param("oidc", marks=pytest.mark.heavy), "function"])
 @pytest.mark.parametrize("away_s", [0, pytest.param(120, marks=pytest.mark.heavy)])
 def test_an_endpoint_that_is_away_while_a_run_lingers_loses_nothing(
     platform: Platform, start: Start, way: str, away_s: int
