@@ -105,7 +105,9 @@ def copies(running: Running) -> list[int]:
     return [value["n"] for _, value in running.output("copies")]
 
 
-@pytest.mark.parametrize("way", ["oidc", "shared", "function"])
+@pytest.mark.parametrize(
+    "way", ["oidc", pytest.param("shared", marks=pytest.mark.heavy), "function"]
+)
 def test_a_pipeline_runs_with_tokens(platform: Platform, start: Start, way: str) -> None:
     shared = platform.kafka | {"sluice.oauthbearer.shared": "true"}
     ways = {"oidc": platform.kafka, "shared": shared, "function": platform.kafka_by_function}

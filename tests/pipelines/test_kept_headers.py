@@ -318,7 +318,7 @@ def results(
         return rows, headers_of_rows, joined
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.heavy)])
 def test_kept_headers_depend_on_no_batch_and_change_no_value(seed: int) -> None:
     together = results(seed, keep_headers=True, share=0)
     for share in (0.2, 1):
