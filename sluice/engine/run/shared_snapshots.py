@@ -7,6 +7,7 @@ all records of a batch read the same snapshot, also if the batch is repeated.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import structlog
 
@@ -25,17 +26,25 @@ _WIDER = {"tinyint": 1, "smallint": 2, "int": 3, "bigint": 4}
 """Types of whole numbers, by their size: a larger one can take the values of a smaller one."""
 
 
+class Published(NamedTuple):
+    """A snapshot of another pipeline, and the generation that has published it."""
+
+    snapshot: Snapshot
+    generation: GenerationInfo
+
+
 def newest_snapshots(ledger: Ledger, job: Job) -> dict[str, str]:
     """Return other pipeline → its newest snapshot, for the plan of a batch.
 
     Raise EngineError if a pipeline has none, or if a store does not fit what the job reads.
     """
-    newest: dict[str, str] = {}
+    newest: dict[str, Published] = {}
     for store, kind in job.shared_stores:
-        snapshot = _newest(ledger, store)
-        _require_readable(_store_info(ledger, store, snapshot), store, kind, job.pipeline.name)
-        newest[store.pipeline] = snapshot.id
-    return newest
+        if store.pipeline not in newest:
+            newest[store.pipeline] = _newest(ledger, store)
+        published = newest[store.pipeline]
+        _require_readable(_store_info(ledger, store, published), store, kind, job.pipeline.name)
+    return {pipeline: published.snapshot.id for pipeline, published in newest.items()}
 
 
 def shared_snapshots(
@@ -46,13 +55,13 @@ def shared_snapshots(
     A snapshot that is gone is replaced by the newest: the values that an earlier attempt has read
     are recorded, and nothing of the batch has been written before all of them were.
     """
+    read: dict[str, Published] = {}
     shared: dict[str, SharedSnapshot] = {}
     for store, kind in job.shared_stores:
-        snapshot = _planned(ledger, store, planned.get(store.pipeline, ""))
-        info = ledger.generations.get(snapshot.ref)
-        if info is None:
-            raise _gone(store)
-        described = _store_info(ledger, store, snapshot)
+        if store.pipeline not in read:
+            read[store.pipeline] = _planned(ledger, store, planned.get(store.pipeline, ""))
+        snapshot, info = read[store.pipeline]
+        described = _store_info(ledger, store, read[store.pipeline])
         _require_readable(described, store, kind, job.pipeline.name)
         shared[str(store)] = SharedSnapshot(
             id=snapshot.id,
@@ -76,13 +85,13 @@ def _addresses(worker: WorkerInfo, batch: int) -> tuple[str, ...]:
     return tuple(addresses)
 
 
-def _planned(ledger: Ledger, store: SharedStore, snapshot_id: str) -> Snapshot:
+def _planned(ledger: Ledger, store: SharedStore, snapshot_id: str) -> Published:
     generation, _, batch = snapshot_id.partition(".")
     if batch:
         ref = GenerationRef(store.pipeline, int(generation))
-        snapshot = ledger.snapshots.get(ref, int(batch))
-        if snapshot is not None and ledger.generations.get(ref) is not None:
-            return snapshot
+        snapshot, info = ledger.snapshots.get(ref, int(batch)), ledger.generations.get(ref)
+        if snapshot is not None and info is not None:
+            return Published(snapshot, info)
         log.warning(
             "the planned snapshot is gone; the newest is read",
             pipeline=store.pipeline,
@@ -91,10 +100,16 @@ def _planned(ledger: Ledger, store: SharedStore, snapshot_id: str) -> Snapshot:
     return _newest(ledger, store)
 
 
-def _newest(ledger: Ledger, store: SharedStore) -> Snapshot:
+def _newest(ledger: Ledger, store: SharedStore) -> Published:
     snapshot = ledger.snapshots.latest(store.pipeline)
     if snapshot is not None:
-        return snapshot
+        info = ledger.generations.get(snapshot.ref)
+        if info is None:
+            raise EngineError(
+                f"The pipeline {store.pipeline!r} has just got another generation.",
+                next_step="Run again.",
+            )
+        return Published(snapshot, info)
     moved = renamed_pipeline(ledger.renames, store.pipeline)
     if moved is not None:
         raise EngineError(moved.detail, next_step=_other_name(store))
@@ -105,10 +120,8 @@ def _newest(ledger: Ledger, store: SharedStore) -> Snapshot:
     )
 
 
-def _store_info(ledger: Ledger, store: SharedStore, snapshot: Snapshot) -> StoreInfo:
-    info = ledger.generations.get(snapshot.ref)
-    if info is None:
-        raise _gone(store)
+def _store_info(ledger: Ledger, store: SharedStore, published: Published) -> StoreInfo:
+    snapshot, info = published
     for described in info.stores:
         if described.name == store.store:
             return described
@@ -132,13 +145,6 @@ def _other_name(store: SharedStore) -> str:
 
 def _names(info: GenerationInfo) -> list[str]:
     return sorted(described.name for described in info.stores)
-
-
-def _gone(store: SharedStore) -> EngineError:
-    return EngineError(
-        f"The pipeline {store.pipeline!r} has just got another generation.",
-        next_step="Run again.",
-    )
 
 
 def _require_readable(described: StoreInfo, store: SharedStore, kind: str, reader: str) -> None:
