@@ -42,7 +42,7 @@ from sluice.topology.windowed_inputs import (
     require_same_windows,
 )
 from sluice.values import contracts
-from sluice.values.call_parameters import FunctionBatch
+from sluice.values.call_parameters import FunctionBatch, LookedUpTable, SharedStore
 from sluice.values.change_values import Change, CheckOld, row_type
 from sluice.values.dead_letter_headers import PREFIX
 from sluice.values.expiry import ExpiryClock
@@ -611,30 +611,11 @@ class Stream(Handle[V]):
             where, table, connection, column or key, tuple(row.fields), staleness=staleness,
             cache=cache,
         )  # fmt: skip
-        arguments.require_choice(where, "on_missing", on_missing, OnMissing)
-        require_whole(where, "retries", retries, 0)
-        # A read that has run out of time keeps its thread, and each repetition needs another
-        # thread, so one look-up takes up to `retries + 1` threads.
-        policy = call_policy(
-            where, concurrency=retries + 1, timeout=timeout, retries=retries, backoff=backoff,
-            keep=keep,
+        return self._look_up(
+            where, looked_up, key=key, returns=returns, row=row, on_missing=on_missing,
+            timeout=timeout, retries=retries, backoff=backoff, keep=keep,
+            answers=answers if answers is not None else table, on_error=on_error,
         )  # fmt: skip
-        name = answers if answers is not None else table
-        if keep is not None:
-            self.pipeline.claim("answers", name)
-        node = self.pipeline.add(
-            nodes.Lookup,
-            parent=self.node,
-            by=key,
-            table=looked_up,
-            returns=returns,
-            row=row,
-            on_missing=on_missing,
-            policy=policy,
-            answers=name,
-            on_error=on_error,
-        )
-        return self._next(node, Shape({"left": self.shape.kind, "right": row.kind}))
 
     def lookup_in(
         self,
@@ -674,30 +655,54 @@ class Stream(Handle[V]):
             )
         self._require_expression(key, "lookup_in", "key or null")
         row = self._result_shape("lookup_in", store.value)
-        arguments.require_choice(where, "on_missing", on_missing, OnMissing)
-        require_whole(where, "retries", retries, 0)
         if keep is None:
             raise TopologyError(
                 f"{where}: without keep=, a repeated batch could get other values.",
                 next_step='Say how long values are recorded, such as keep="7 days".',
             )
+        return self._look_up(
+            where, store.shared, key=key, returns=store.value, row=row, on_missing=on_missing,
+            timeout=timeout, retries=retries, backoff=backoff, keep=keep,
+            answers=answers if answers is not None else store.shared.answers, on_error=on_error,
+        )  # fmt: skip
+
+    def _look_up(
+        self,
+        where: str,
+        table: LookedUpTable | SharedStore,
+        *,
+        key: str,
+        returns: Contract,
+        row: Shape,
+        on_missing: OnMissing,
+        timeout: Duration,
+        retries: int,
+        backoff: Duration,
+        keep: Duration | None,
+        answers: str,
+        on_error: OnError | None,
+    ) -> Stream[dict[str, Any]]:
+        """Join each record with the row of its key, whose shape is `row`."""
+        arguments.require_choice(where, "on_missing", on_missing, OnMissing)
+        require_whole(where, "retries", retries, 0)
+        # A read that has run out of time keeps its thread, and each repetition needs another
+        # thread, so one look-up takes up to `retries + 1` threads.
         policy = call_policy(
             where, concurrency=retries + 1, timeout=timeout, retries=retries, backoff=backoff,
             keep=keep,
         )  # fmt: skip
-        shared = store.shared
-        name = answers if answers is not None else shared.answers
-        self.pipeline.claim("answers", name)
+        if keep is not None:
+            self.pipeline.claim("answers", answers)
         node = self.pipeline.add(
             nodes.Lookup,
             parent=self.node,
             by=key,
-            table=shared,
-            returns=store.value,
+            table=table,
+            returns=returns,
             row=row,
             on_missing=on_missing,
             policy=policy,
-            answers=name,
+            answers=answers,
             on_error=on_error,
         )
         return self._next(node, Shape({"left": self.shape.kind, "right": row.kind}))
