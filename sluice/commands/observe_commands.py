@@ -41,21 +41,19 @@ def dashboard(owner: Owner = "") -> None:
 
 
 def _pipelines_of(owner: str) -> list[str]:
-    """Return the pipelines of an owner, sorted. Raise SettingsError if there is none."""
-    from sluice.topology.loading.declared_names import declared_names
-    from sluice.topology.loading.pipeline_folders import pipeline_files
+    """Return an owner's pipelines, sorted. Raise SettingsError if the owner has none."""
+    from sluice.topology.loading.pipeline_folders import named_files
     from sluice.topology.loading.run_options import OWNER, run_options
 
     if not owner:
         return []
     pipelines: set[str] = set()
     owners: set[str] = set()
-    for file in pipeline_files(settings().pipelines):
-        for name in declared_names(file):
-            theirs = run_options(settings().pipelines, file, name).owner or OWNER
-            owners.add(theirs)
-            if theirs == owner:
-                pipelines.add(name)
+    for name, file in named_files(settings().pipelines):
+        theirs = run_options(settings().pipelines, file, name).owner or OWNER
+        owners.add(theirs)
+        if theirs == owner:
+            pipelines.add(name)
     if not pipelines:
         raise SettingsError(
             f"No pipeline has the owner {owner!r}.",

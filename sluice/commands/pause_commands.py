@@ -57,15 +57,13 @@ def resume(pipeline: PipelineName) -> None:
 def _require_known(ledger: object, pipeline: str) -> None:
     """Raise NotFound unless the pipeline has run, or a file defines it."""
     from sluice.state.ledger.ledger import Ledger
-    from sluice.topology.loading.declared_names import declared_names
-    from sluice.topology.loading.pipeline_folders import pipeline_files
+    from sluice.topology.loading.pipeline_folders import named_files
 
     assert isinstance(ledger, Ledger)
     if ledger.generations.current_number(pipeline) is not None:
         return
-    for file in pipeline_files(settings().pipelines):
-        if pipeline in declared_names(file):
-            return
+    if any(name == pipeline for name, _ in named_files(settings().pipelines)):
+        return
     raise NotFound(
         f"The ledger has no pipeline {pipeline!r}, and no file in {settings().pipelines} defines "
         "it.",

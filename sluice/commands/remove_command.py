@@ -29,12 +29,11 @@ def remove(
     from sluice.errors import Refused
     from sluice.operations.removal import find_removal, remove
     from sluice.state.ledger.ledger import Ledger
-    from sluice.topology.loading.declared_names import declared_names
-    from sluice.topology.loading.pipeline_folders import pipeline_files
+    from sluice.topology.loading.pipeline_folders import named_files
 
     with errors_as_messages():
-        for file in pipeline_files(settings().pipelines):
-            if pipeline in declared_names(file):
+        for name, file in named_files(settings().pipelines):
+            if name == pipeline:
                 raise Refused(
                     f"{file} still defines {pipeline}, so Airflow would run it again.",
                     next_step="Remove the file first.",

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from sluice.errors import SettingsError, SluiceError, TopologyError
 from sluice.settings import Settings
-from sluice.topology.loading.declared_names import declared_names
-from sluice.topology.loading.pipeline_folders import pipeline_files
+from sluice.topology.loading.pipeline_folders import named_files
 from sluice.topology.loading.run_options import (
     DEFAULTS,
     FILE,
@@ -57,8 +56,8 @@ def _file_of(folder: Path, pipeline: str, known: str = "") -> Path | None:
     if known and Path(known).is_relative_to(folder):
         file = Path(known)
     with suppress(TopologyError):
-        for each in pipeline_files(folder):
-            if pipeline in declared_names(each):
+        for name, each in named_files(folder):
+            if name == pipeline:
                 file = each
     return file
 
@@ -96,10 +95,9 @@ class KafkaConnections:
 def _connections(folder: Path) -> dict[str, str]:
     """Return pipeline → its connection, for the pipelines that have one of their own."""
     connections: dict[str, str] = {}
-    for file in pipeline_files(folder):
-        for pipeline in declared_names(file):
-            with suppress(SettingsError):
-                options = run_options(folder, file, pipeline)
-                if options.kafka_connection is not None:
-                    connections[pipeline] = options.kafka_connection
+    for pipeline, file in named_files(folder):
+        with suppress(SettingsError):
+            options = run_options(folder, file, pipeline)
+            if options.kafka_connection is not None:
+                connections[pipeline] = options.kafka_connection
     return connections

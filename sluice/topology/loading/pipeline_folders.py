@@ -5,7 +5,7 @@ A file that cannot be loaded affects only its own pipeline.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -107,6 +107,16 @@ def usable_files(outcomes: Mapping[Path, Outcome]) -> tuple[list[Path], list[Bro
 
 def _broken(file: Path, error: SluiceError) -> Broken:
     return Broken(file, next(iter(declared_names(file)), file.stem), error)
+
+
+def named_files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the names of pipelines that the texts of a folder's files have, with the files.
+
+    No file is imported. A file that computes its pipeline's name is left out.
+    """
+    for file in pipeline_files(folder):
+        for name in declared_names(file):
+            yield name, file
 
 
 def load_pipeline(folder: Path, name: str) -> Pipeline:
