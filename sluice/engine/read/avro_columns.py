@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import inspect
 
-from sluice.engine.read.column_limits import Check, maps_of, without_limits
+from sluice.engine.read.column_limits import checked, maps_of, without_limits
 from sluice.engine.read.json_lines import require
 from sluice.engine.read.json_types import (
     TIME,
@@ -188,7 +188,7 @@ class AvroColumns:
     def _reader(self, node: Node, declared: inspect.Type) -> Read:  # noqa: C901
         kind, check = without_limits(declared)
         if check is not None:
-            return _checked(self._reader(node, kind), check)
+            return checked(self._reader(node, kind), check)
         match kind, node:
             case inspect.Metadata(), _ if (digits := digits_of(kind)) is not None:
                 return _decimals(node, digits)
@@ -502,15 +502,6 @@ def _big_endian(data: Data, begins: Places, lengths: Places) -> npt.NDArray[np.i
         rows = np.flatnonzero(lengths > place)
         numbers[rows] = (numbers[rows] << 8) | data.bytes[begins[rows] + place]
     return numbers
-
-
-def _checked(read: Read, check: Check) -> Read:
-    def read_checked(data: Data, at: Places) -> pa.Array:
-        column = read(data, at)
-        check(column)
-        return column
-
-    return read_checked
 
 
 def _map(read: Read) -> Read:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,8 @@ from msgspec import inspect
 from sluice.engine.read.json_lines import require
 from sluice.values.contracts import choice_type
 
+D = TypeVar("D")
+P = TypeVar("P")
 Check: TypeAlias = Callable[[pa.Array], None]
 """Raises UnsureError if a value of a column, other than null, is outside the limits."""
 
@@ -37,6 +39,17 @@ def without_limits(kind: inspect.Type) -> tuple[inspect.Type, Check | None]:
             return bare, partial(_check_lengths, kind)
         case _:
             return kind, None
+
+
+def checked(read: Callable[[D, P], pa.Array], check: Check) -> Callable[[D, P], pa.Array]:
+    """Return a function that reads a column as `read` does, and then checks it."""
+
+    def read_checked(data: D, places: P) -> pa.Array:
+        column = read(data, places)
+        check(column)
+        return column
+
+    return read_checked
 
 
 def _check_numbers(kind: inspect.IntType | inspect.FloatType, column: pa.Array) -> None:

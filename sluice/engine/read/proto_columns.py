@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from msgspec import inspect
 
 from sluice.engine.read.avro_columns import Data, NotColumnarError, Places, constant
-from sluice.engine.read.column_limits import choices_of, maps_of, without_limits
+from sluice.engine.read.column_limits import checked, choices_of, maps_of, without_limits
 from sluice.engine.read.json_lines import UnsureError, require
 from sluice.engine.read.json_types import TIME, is_more_than_fields, may_be_null, present
 from sluice.values.contract_parts import digits_of
@@ -241,13 +241,7 @@ def _checked(field: Any, declared: inspect.Type) -> Values:
     values = _values(field, kind)
     if check is None:
         return values
-
-    def checked(data: Data, found: Found) -> pa.Array:
-        column = values(data, found)
-        check(column)
-        return column
-
-    return checked
+    return checked(values, check)
 
 
 def _optional(values: Values, *, is_required: bool) -> Make:
