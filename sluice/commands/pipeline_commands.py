@@ -240,9 +240,9 @@ def _warn_of_schemas(plans: Iterable[Plan]) -> None:
             comparisons = [*compare(planned.job, registry_of(settings().registry))]
             note_comparisons(planned.pipeline.name, comparisons)
             for each in comparisons:
-                if each.verdict != "right":
-                    topic = f"{planned.pipeline.name}: {each.topic.topic} ({each.topic.subject})"
-                    out.print(f"warning: {topic}: {each.detail}", markup=False, soft_wrap=True)
+                if each.problem:
+                    text = f"warning: {planned.pipeline.name}: {each.problem}"
+                    out.print(text, markup=False, soft_wrap=True)
     except RegistryAway as away:
         out.print(f"warning: {away}", markup=False, soft_wrap=True)
 

@@ -52,6 +52,13 @@ class Comparison:
     verdict: Verdict
     detail: str = ""
 
+    @property
+    def problem(self) -> str:
+        """Return what is not right about which topic; an empty text if all is right."""
+        if self.verdict == "right":
+            return ""
+        return f"{self.topic.topic} ({self.topic.subject}): {self.detail}"
+
 
 def registered_topics(job: Job) -> list[RegisteredTopic]:
     """Return the topics of a job whose schemas are in a registry. Patterns are left out."""
@@ -135,10 +142,7 @@ def note(ledger: Ledger, pipeline: str, comparisons: Iterable[Comparison]) -> No
 
     The page and the metrics show the record, so they never ask the registry.
     """
-    problems: list[str] = []
-    for each in comparisons:
-        if each.verdict != "right":
-            problems.append(f"{each.topic.topic} ({each.topic.subject}): {each.detail}")
+    problems = [each.problem for each in comparisons if each.problem]
     if not problems:
         ledger.failures.clear(pipeline, "schemas")
         return
