@@ -33,7 +33,7 @@ from sluice.topology.loading.pipeline_connections import options_of
 from sluice.topology.loading.pipeline_libraries import install_within
 from sluice.topology.loading.run_options import DEFAULTS, OWNER, RunOptions, run_options
 from sluice.topology.pipeline import CONTINUOUS, ON_RECORDS, RESERVED
-from sluice.values.pipeline_modules import use_libraries
+from sluice.values.pipeline_modules import libraries_forgotten
 from sluice.values.replay_span import LONGEST_POINT, POINT_PATTERN
 from sluice.values.shared_topics import shared_topics
 
@@ -148,9 +148,8 @@ def _dag_of_task(folder: Path, alerts: Alerts) -> DAG | None:
             libraries = options_of(folder, wanted).libraries(settings().home)
             if libraries is not None and not libraries.is_built:
                 install_within(libraries, _INSTALLING_SECONDS)
-            facts = facts_of(load_pipeline(folder, wanted))
-            # Airflow's own imports must not find the pipeline's libraries.
-            use_libraries(None)
+            with libraries_forgotten():
+                facts = facts_of(load_pipeline(folder, wanted))
         return _dag(facts, _options(facts, folder), alerts)
     except SluiceError:
         return None

@@ -35,7 +35,7 @@ from sluice.state.ledger.audits import Audit, total
 from sluice.state.ledger.ledger import Ledger
 from sluice.support.masking import without_log_in
 from sluice.topology import load_pipeline
-from sluice.values.pipeline_modules import use_libraries
+from sluice.values.pipeline_modules import libraries_forgotten
 from sluice.values.sink_tables import DeltaTable, PostgresTable
 from sluice.values.topic_patterns import named_or_matching
 
@@ -86,9 +86,8 @@ def lineage(
 
     Raises TopologyError if the pipeline cannot be loaded.
     """
-    loaded = load_pipeline(configuration.pipelines, pipeline)
-    # Airflow's own imports must not find the pipeline's libraries.
-    use_libraries(None)
+    with libraries_forgotten():
+        loaded = load_pipeline(configuration.pipelines, pipeline)
     job = plan(loaded).job
     with Ledger.open(configuration.ledger) as ledger:
         audits = run_audits(ledger, pipeline, run)

@@ -7,7 +7,7 @@ import hashlib
 import importlib.util
 import linecache
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -161,6 +161,18 @@ def use_libraries(folder: Path | None) -> None:
         sys.path.insert(0, str(folder))
         _libraries.append(folder)
     importlib.invalidate_caches()
+
+
+@contextlib.contextmanager
+def libraries_forgotten() -> Iterator[None]:
+    """Forget a pipeline's own libraries after the block, which may import the pipeline's file.
+
+    Airflow's own imports in the same process must not find them.
+    """
+    try:
+        yield
+    finally:
+        use_libraries(None)
 
 
 def _is_below(module: ModuleType, folder: Path) -> bool:
