@@ -56,6 +56,11 @@ def errors_as_messages() -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
+def say(line: str) -> None:
+    """Print a line of progress to standard error."""
+    err.print(line, markup=False, soft_wrap=True)
+
+
 def show(error: SluiceError) -> None:
     """Print an error and its next step."""
     err.print(f"[bold red]{type(error).title}:[/] ", end="")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sluice.commands.console import err, errors_as_messages, out
+from sluice.commands.console import errors_as_messages, out, say
 from sluice.errors import SettingsError, TopologyError
 from sluice.settings import settings
 from sluice.values.phrases import counted
@@ -39,7 +39,7 @@ def build(
         if not wanted:
             out.print(f"No requirements in sluice.toml{of}.")
         for name, libraries in wanted:
-            folder = libraries.build(_say)
+            folder = libraries.build(say)
             out.print(f"{name}: {folder}", markup=False, soft_wrap=True)
 
 
@@ -115,7 +115,3 @@ def _named_files() -> Iterator[tuple[str, Path]]:
     for file in pipeline_files(settings().pipelines):
         for name in declared_names(file) or (file.stem,):
             yield name, file
-
-
-def _say(line: str) -> None:
-    err.print(line, markup=False, soft_wrap=True)

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, NoReturn
 import typer
 
 from sluice.commands.activity_notes import note_activity
-from sluice.commands.console import err, errors_as_messages
+from sluice.commands.console import err, errors_as_messages, say
 from sluice.settings import settings
 from sluice.support.startup import importing
 
 if TYPE_CHECKING:
-    from sluice.provision.libraries import Libraries
     from sluice.settings import Settings
     from sluice.topology.pipeline import Pipeline
 
@@ -36,17 +35,20 @@ def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = No
             now,
             require_running,
         )
+        from sluice.topology.loading.pipeline_connections import libraries_of_name
         from sluice.topology.loading.run_options import run_options
         from sluice.warm.client import run_warm
 
         # The import of the file needs the libraries.
-        install_libraries(pipeline)
+        needed = libraries_of_name(settings().pipelines, pipeline, settings().home)
+        if needed is not None:
+            needed.build(say)
         definition = load(pipeline)
         run_with = run_options(settings().pipelines, definition.file, pipeline)
         own = run_with.with_connections(run_with.applied_to(settings()))
         libraries = run_with.libraries(own.home)
         if libraries is not None:
-            own = replace(own, libraries=libraries.build(_say))
+            own = replace(own, libraries=libraries.build(say))
         if reads_records(options):
             require_running(settings(), pipeline)
     with errors_as_messages():
@@ -78,20 +80,6 @@ def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = No
         if status and not options:
             note_killed(settings(), pipeline, "", started_at, EngineError(detail))
     raise typer.Exit(status)
-
-
-def install_libraries(pipeline: str) -> Libraries | None:
-    """Install the libraries of a pipeline, of which only the name is known, if it has any."""
-    from sluice.topology.loading.pipeline_connections import options_of
-
-    libraries = options_of(settings().pipelines, pipeline).libraries(settings().home)
-    if libraries is not None:
-        libraries.build(_say)
-    return libraries
-
-
-def _say(line: str) -> None:
-    err.print(line, markup=False, soft_wrap=True)
 
 
 def settings_of(pipeline: str, file: str = "") -> Settings:

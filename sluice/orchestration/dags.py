@@ -29,7 +29,7 @@ from sluice.orchestration.window_events import assets_of, mark_of
 from sluice.settings import settings
 from sluice.state.ledger.run_ends import note_files
 from sluice.topology import Broken, Pipeline, load_pipeline
-from sluice.topology.loading.pipeline_connections import options_of
+from sluice.topology.loading.pipeline_connections import libraries_of_name
 from sluice.topology.loading.pipeline_libraries import install_within
 from sluice.topology.loading.run_options import DEFAULTS, OWNER, RunOptions, run_options
 from sluice.topology.pipeline import CONTINUOUS, ON_RECORDS, RESERVED
@@ -145,7 +145,7 @@ def _dag_of_task(folder: Path, alerts: Alerts) -> DAG | None:
     try:
         facts = cached_facts_of(folder, settings().home, wanted)
         if facts is None:
-            libraries = options_of(folder, wanted).libraries(settings().home)
+            libraries = libraries_of_name(folder, wanted, settings().home)
             if libraries is not None and not libraries.is_built:
                 install_within(libraries, _INSTALLING_SECONDS)
             with libraries_forgotten():

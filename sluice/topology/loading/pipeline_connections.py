@@ -1,7 +1,7 @@
-"""Finds the Kafka connection of a pipeline by its name, for processes that do not run pipelines.
+"""Finds what the files `sluice.toml` say of a pipeline, of which only the name is known.
 
-The files `sluice.toml` say which connection a pipeline has. The page, REST, metrics and commands
-ask again and again, so the pipelines' files are listed only now and then.
+The page, REST, metrics and commands ask again and again for its Kafka connection, so for them, the
+pipelines' files are listed only now and then.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from sluice.errors import SettingsError, SluiceError, TopologyError
+from sluice.provision.libraries import Libraries
 from sluice.settings import Settings
 from sluice.topology.loading.pipeline_folders import named_files
 from sluice.topology.loading.run_options import (
@@ -42,13 +43,30 @@ def options_of(folder: Path, pipeline: str, known: str = "") -> RunOptions:
 
 def allowances_of(folder: Path, pipeline: str) -> list[Allowance]:
     """Return the budgets of a pipeline; none if a `sluice.toml` is invalid."""
-    # A run must not read all pipelines' files if nobody has a budget.
-    files = [place / FILE for place in pipeline_folders(folder)]
-    if not any(file.is_file() and b"budget" in file.read_bytes() for file in files):
+    if not _is_mentioned(b"budget", folder):
         return []
     with suppress(SettingsError):
         return allowances(folder, _file_of(folder, pipeline), pipeline)
     return []
+
+
+def libraries_of_name(folder: Path, pipeline: str, home: Path) -> Libraries | None:
+    """Return a pipeline's own libraries; None if it has none, or if a `sluice.toml` is invalid."""
+    if not _is_mentioned(b"requirements", folder):
+        return None
+    return options_of(folder, pipeline).libraries(home)
+
+
+def _is_mentioned(option: bytes, folder: Path) -> bool:
+    """Return whether a `sluice.toml` has an option.
+
+    If none has, a run need not read the files of all pipelines to find its own.
+    """
+    for place in pipeline_folders(folder):
+        file = place / FILE
+        if file.is_file() and option in file.read_bytes():
+            return True
+    return False
 
 
 def _file_of(folder: Path, pipeline: str, known: str = "") -> Path | None:
