@@ -25,7 +25,7 @@
 | SLUICE_TOKEN | none | token that sluice query sends |
 | SLUICE_USER | none | Airflow user that sluice query logs in as, instead of a token |
 | SLUICE_PASSWORD | none | password of the user in SLUICE_USER |
-| SLUICE_AUDIT_QUERIES | false | whether API servers log who has queried which store |
+| SLUICE_AUDIT_QUERIES | false | whether API servers log who queried which store |
 | SLUICE_REGISTRY | {} | settings of the schema registry's client, as JSON: url and others |
 | SLUICE_KAFKA_NAME | none | librdkafka settings of connection NAME, in capital letters, as JSON |
 | SLUICE_CONNECTION_NAME | none | URL of the database of connection NAME, in capital letters |
@@ -91,7 +91,7 @@ class Settings:
     user: str = ""
     password: str = field(default="", repr=False)
     audit_queries: bool = False
-    """Whether API servers and state servers log who has queried which store."""
+    """Whether API servers and state servers log who queried which store."""
     registry: dict[str, str] = field(default_factory=dict, repr=False)
     """The settings of the schema registry's client; empty without a registry."""
     connections: Mapping[str, str] = field(default_factory=dict, repr=False)

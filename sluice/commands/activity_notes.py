@@ -1,4 +1,4 @@
-"""Notes who has done what to a pipeline from the command line."""
+"""Records in the ledger who did what to a pipeline from the command line."""
 
 from __future__ import annotations
 

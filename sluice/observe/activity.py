@@ -1,7 +1,7 @@
 """Who did what to a pipeline, and when: from the ledger, from Airflow's runs, and from its runs.
 
-Airflow knows the users who have started runs there. Nobody knows who has changed a pipeline's file
-or installed another version of Sluice, but the next run shows it.
+Airflow knows which user started a run there. Nobody records who changed a pipeline's file or
+installed another version of Sluice, but the next run shows that it has happened.
 """
 
 from __future__ import annotations

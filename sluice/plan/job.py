@@ -184,7 +184,7 @@ class Job:
 
     @property
     def _sources(self) -> Iterator[Source]:
-        """The sources of streams, then those of global tables."""
+        """Yield the sources of streams, then those of global tables."""
         yield from self.streams
         for table in self.tables:
             yield table.source
@@ -259,7 +259,7 @@ class Job:
 
     @property
     def shared_stores(self) -> tuple[tuple[SharedStore, str], ...]:
-        """The stores of other pipelines that the job reads, each with the type that it reads."""
+        """Return the stores of other pipelines that the job reads, and the types that it reads."""
         stores: dict[tuple[SharedStore, str], None] = {}
         for operator in self.operators:
             if isinstance(operator.action, TableLookupParameters):
@@ -465,7 +465,7 @@ class Job:
 
     @property
     def _operators_with_chained(self) -> frozenset[int | None]:
-        """The operators whose results go to another operator of their stage; None, too."""
+        """Return the numbers of the operators that send results within their stage, and None."""
         return frozenset(operator.chained_to for operator in self.operators)
 
     @property

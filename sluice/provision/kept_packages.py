@@ -28,7 +28,7 @@ class KeptPackage:
 
     @property
     def info_folder(self) -> str:
-        """The name of the folder with its metadata in an environment of libraries."""
+        """Return the name of the folder with the package's metadata."""
         return f"{self.name.replace('-', '_')}-{self.version}.dist-info"
 
     def write_stand_in(self, folder: Path) -> Path:

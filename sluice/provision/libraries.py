@@ -64,7 +64,7 @@ class Libraries:
 
     @cached_property
     def digest(self) -> str:
-        """The hash of all that decides which packages are installed.
+        """Return the hash of everything that decides which packages are installed.
 
         Raise SettingsError if a file cannot be read.
         """
@@ -78,18 +78,21 @@ class Libraries:
 
     @property
     def folder(self) -> Path:
-        """The folder of the installed packages, for PYTHONPATH."""
+        """Return the folder of the installed packages, for PYTHONPATH."""
         return self._place / "packages"
 
     @property
     def is_built(self) -> bool:
-        """Raise SettingsError if this user may not look into the folder."""
+        """Return whether the packages are installed.
+
+        Raise SettingsError if this user may not look into the folder.
+        """
         with _file_errors(self.home):
             return self.folder.is_dir()
 
     @property
     def log(self) -> Path:
-        """The file with the output of an installation that another process has started."""
+        """Return the file with the output of an installation in the background."""
         return self._place.with_suffix(".log")
 
     @property

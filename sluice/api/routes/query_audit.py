@@ -1,4 +1,4 @@
-"""Logs who has queried which store, if SLUICE_AUDIT_QUERIES says so.
+"""Logs who queried which store, if SLUICE_AUDIT_QUERIES says so.
 
 The log has no keys, no values and no parameters of a query.
 """

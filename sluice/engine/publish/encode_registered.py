@@ -117,7 +117,7 @@ class RegisteredEncoder:
 
     @cached_property
     def _is_text(self) -> bool:
-        """Whether all values are texts."""
+        """Return whether all values of the schema are texts."""
         schema = SchemaText(self.schema.kind, self.schema.text, self.schema.references)
         return schema.kind != "PROTOBUF" and schema.node == Primitive("string")
 

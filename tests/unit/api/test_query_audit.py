@@ -1,4 +1,4 @@
-"""The log of who has queried which store: off by default, and without keys and values."""
+"""The log of who queried which store: off by default, and without keys and values."""
 
 from __future__ import annotations
 
