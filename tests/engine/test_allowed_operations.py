@@ -28,8 +28,12 @@ from sluice.settings import Settings
 from tests.docs.pages import read
 from tests.engine.conftest import Running
 from tests.engine.shop import Names, copied
-from tests.engine.test_denied_operations import forget_rules
-from tests.support.ports import free_port
+from tests.support.access_control import (
+    USER,
+    broker_with_access_control,
+    forget_rules,
+    settings_of_user,
+)
 from tests.support.spark_in_process import SparkInProcess
 
 pytestmark = [pytest.mark.engine, pytest.mark.heavy]
@@ -74,20 +78,8 @@ def listed(pipeline: str, purpose: str) -> list[Rule]:
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EmbeddedKafka, int]]:
     """A broker that allows the user `sluice` only what a rule allows, and the port for this user."""
-    port = free_port()
-    listener = f"SASL_PLAINTEXT://127.0.0.1:{port}"
-    login = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_sluice="secret";'
-    config = {
-        "listeners": listener,
-        "advertised.listeners": listener,
-        "listener.security.protocol.map": "SASL_PLAINTEXT:SASL_PLAINTEXT",
-        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        "super.users": "User:ANONYMOUS",
-        "sasl.enabled.mechanisms": "PLAIN",
-        "listener.name.sasl_plaintext.plain.sasl.jaas.config": login,
-    }
-    with EmbeddedKafka(tmp_path_factory.mktemp("secured"), config=config) as broker:
-        yield broker, port
+    with broker_with_access_control(tmp_path_factory.mktemp("secured")) as broker_and_port:
+        yield broker_and_port
 
 
 @pytest.fixture
@@ -100,7 +92,7 @@ def admin(secured: tuple[EmbeddedKafka, int]) -> Iterator[AdminClient]:
 def allow(admin: AdminClient, rules: list[Rule]) -> None:
     bindings: list[AclBinding] = []
     for kind, name, operation in rules:
-        of = kind, name, ResourcePatternType.LITERAL, "User:sluice", "*"
+        of = kind, name, ResourcePatternType.LITERAL, USER, "*"
         bindings.append(AclBinding(*of, AclOperation[operation], AclPermissionType.ALLOW))
     for future in admin.create_acls(bindings).values():
         future.result(20)
@@ -115,14 +107,7 @@ def running(
     names = Names(fresh_name("allowed"))
     pipeline = copied(names)
     create_topics({"bootstrap.servers": broker.bootstrap}, topics_of(pipeline, 1, 0))
-    kafka = {
-        "bootstrap.servers": f"127.0.0.1:{port}",
-        "security.protocol": "SASL_PLAINTEXT",
-        "sasl.mechanism": "PLAIN",
-        "sasl.username": "sluice",
-        "sasl.password": "secret",
-        "log_level": "0",
-    }
+    kafka = settings_of_user(port)
     about = {"SLUICE_HOME": str(tmp_path / "home"), "SLUICE_KAFKA": json.dumps(kafka)}
     made = Running(SparkInProcess.session(), names, pipeline, Settings.read(about), broker)
     made.send("items", b'{"n":0}', b"bad")

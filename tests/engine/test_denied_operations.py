@@ -14,7 +14,6 @@ import pytest
 import structlog
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AclBinding,
-    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
@@ -33,11 +32,15 @@ from sluice.settings import Settings
 from tests.chaos.actions import POINTS, interrupted
 from tests.engine.conftest import Running
 from tests.engine.shop import Item, Names, copied
-from tests.support.ports import free_port
+from tests.support.access_control import (
+    USER,
+    broker_with_access_control,
+    forget_rules,
+    settings_of_user,
+)
 from tests.support.spark_in_process import SparkInProcess
 
 TOPIC, TRANSACTIONS = ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID
-USER = "User:sluice"
 Deny = Callable[..., None]
 
 
@@ -47,21 +50,11 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Embedded
 
     Its other listener allows everything.
     """
-    port = free_port()
-    listener = f"SASL_PLAINTEXT://127.0.0.1:{port}"
-    login = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_sluice="secret";'
-    config = {
-        "listeners": listener,
-        "advertised.listeners": listener,
-        "listener.security.protocol.map": "SASL_PLAINTEXT:SASL_PLAINTEXT",
-        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        "allow.everyone.if.no.acl.found": "true",
-        "super.users": "User:ANONYMOUS",
-        "sasl.enabled.mechanisms": "PLAIN",
-        "listener.name.sasl_plaintext.plain.sasl.jaas.config": login,
-    }
-    with EmbeddedKafka(tmp_path_factory.mktemp("secured"), config=config) as broker:
-        yield broker, port
+    folder = tmp_path_factory.mktemp("secured")
+    with broker_with_access_control(
+        folder, **{"allow.everyone.if.no.acl.found": "true"}
+    ) as broker_and_port:
+        yield broker_and_port
 
 
 @pytest.fixture
@@ -69,21 +62,6 @@ def admin(secured: tuple[EmbeddedKafka, int]) -> Iterator[AdminClient]:
     admin = AdminClient({"bootstrap.servers": secured[0].bootstrap})
     yield admin
     forget_rules(admin)
-
-
-def forget_rules(admin: AdminClient) -> None:
-    anything: Any = None
-    rules = AclBindingFilter(
-        ResourceType.ANY,
-        anything,
-        ResourcePatternType.ANY,
-        anything,
-        anything,
-        AclOperation.ANY,
-        AclPermissionType.ANY,
-    )
-    for future in admin.delete_acls([rules]).values():
-        future.result(20)
 
 
 @pytest.fixture
@@ -110,14 +88,7 @@ def running(
     broker, port = secured
     names = Names(fresh_name("denied"))
     broker.create_topics({names("items"): 1})
-    kafka = {
-        "bootstrap.servers": f"127.0.0.1:{port}",
-        "security.protocol": "SASL_PLAINTEXT",
-        "sasl.mechanism": "PLAIN",
-        "sasl.username": "sluice",
-        "sasl.password": "secret",
-        "log_level": "0",
-    }
+    kafka = settings_of_user(port)
     about = {"SLUICE_HOME": str(tmp_path / "home"), "SLUICE_KAFKA": json.dumps(kafka)}
     settings = Settings.read(about)
     made = Running(SparkInProcess.session(), names, copied(names), settings, broker)
