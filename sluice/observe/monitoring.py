@@ -278,9 +278,11 @@ _PASSED_OVER = (
 
 
 def _passed_over(counts: Mapping[str, int]) -> dict[str, int]:
-    return {
-        name: count for name, count in counts.items() if count and name.startswith(_PASSED_OVER)
-    }
+    passed_over: dict[str, int] = {}
+    for name, count in counts.items():
+        if count and name.startswith(_PASSED_OVER):
+            passed_over[name] = count
+    return passed_over
 
 
 def newest_event(snapshot: Snapshot) -> datetime | None:

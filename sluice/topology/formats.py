@@ -14,6 +14,7 @@ from sluice.topology.pulled_schemas import pulled_schema
 from sluice.topology.serdes import Serde
 from sluice.values import contracts
 from sluice.values.avro_schemas import (
+    Node,
     Record,
     RecursiveSchemaError,
     SchemaError,
@@ -99,7 +100,7 @@ def Avro(  # noqa: N802  (reads as a type)
     try:
         schema = schema_of_contract(value, namespace)
         node = parse(schema)
-        record = node.name if isinstance(node, Record) else ""
+        record = _name_of(node)
     except TopologyError as error:
         # Such a class can still be read: only a schema to write does not follow from it.
         problem, advice = error.detail, error.next_step
@@ -129,7 +130,7 @@ def avro_key(
     return RegistryFormat(
         kind="AVRO",
         schema=schema,
-        record=node.name if isinstance(node, Record) else "",
+        record=_name_of(node),
         subject=subject,
         strategy=strategy,
         version=version,
@@ -233,7 +234,7 @@ def _of_subject(called: str, subject: str, chosen: RegistryFormat, message: str 
     of_schema = replace(
         chosen,
         schema=pulled.text,
-        record=node.name if isinstance(node, Record) else "",
+        record=_name_of(node),
         subject=chosen.subject or subject,
         pulled=pulled.version,
         aliases=aliases_of(node),
@@ -243,6 +244,13 @@ def _of_subject(called: str, subject: str, chosen: RegistryFormat, message: str 
         registers=chosen.registers and not pulled.references,
     )
     return _serde(contract, of_schema)
+
+
+def _name_of(node: Node) -> str:
+    """Return the name of a record; empty for another type."""
+    if isinstance(node, Record):
+        return node.name
+    return ""
 
 
 def _serde(contract: Any, serde_format: RegistryFormat) -> Serde[Any]:

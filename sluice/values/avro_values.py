@@ -266,10 +266,12 @@ def _record(node: Record, kind: ObjectType, aliases: Aliases, path: str) -> Conv
     if node.may_lack_fields:
         return partial(_present_fields, parts)
     # A call of `unchanged` for each field would take longer than everything else.
-    converts = [
-        (name, written, None if convert is unchanged else convert)
-        for name, written, convert, _ in parts
-    ]
+    converts: list[tuple[str, str, Convert | None]] = []
+    for name, written_name, convert, _ in parts:
+        if convert is unchanged:
+            converts.append((name, written_name, None))
+        else:
+            converts.append((name, written_name, convert))
     return partial(_all_fields, converts)
 
 

@@ -49,7 +49,10 @@ def parse_json_schema(text: str, references: Iterable[ReferredSchema] = ()) -> N
         parsed = json.loads(text)
     except ValueError as error:
         raise SchemaError(f"the schema is invalid: {error}") from None
-    documents |= {identifier_of(each): each for each in documents.values() if identifier_of(each)}
+    for document in [*documents.values()]:
+        address = identifier_of(document)
+        if address:
+            documents[address] = document
     base = identifier_of(parsed)
     parser = _Parser({**documents, base: parsed}, [(base, "")])
     return parser.parse(parsed, base, "$", "Value")
