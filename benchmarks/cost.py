@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from sqlalchemy import inspect
 
 from sluice.settings import settings
+from sluice.state.database import database_url, open_engine
 from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.ledger_tables import SNAPSHOTS
 
 SLUICE = str(Path(sys.executable).parent / "sluice")
 # Measuring must not take processor time that the programs need: a poll of the ledger costs 1.3 ms,
@@ -199,15 +202,22 @@ def stopping(process: subprocess.Popen[Any]) -> Iterator[None]:
 
 
 def _ledger(path: Path, process: subprocess.Popen[Any]) -> Ledger:
-    """Open the ledger once the run has created it, or has ended."""
-    while not path.exists() and process.poll() is None:
+    """Open the ledger once the run has created it, or has ended.
+
+    Leave its tables as they are: `Ledger.open` would migrate those of another checkout, which
+    could then no longer open its own ledger.
+    """
+    engine = open_engine(database_url(f"sqlite:///{path}"))
+    while process.poll() is None:
+        if path.exists() and inspect(engine).has_table(SNAPSHOTS.name):
+            break
         time.sleep(_POLL_S)
-    return Ledger.open(f"sqlite:///{path}")
+    return Ledger(engine)
 
 
 def published(ledger: Ledger, pipeline: str) -> int:
     """Return the number of records that the newest snapshot includes."""
-    records = 0
-    for partitions in ledger.positions(pipeline).values():
-        records += sum(partitions.values())
-    return records
+    snapshot = ledger.snapshots.latest(pipeline)
+    if snapshot is None:
+        return 0
+    return sum(sum(partitions.values()) for partitions in snapshot.positions.values())

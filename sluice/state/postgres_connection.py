@@ -130,10 +130,14 @@ def connect(
     # With autocommit, the settings need one round trip.
     connection = BoundedConnection.connect(autocommit=True, **address)
     connection.address = address
-    if session is not None:
-        set_settings(connection, {**SESSION, **session})
-    if not autocommit:
-        connection.autocommit = False
+    try:
+        if session is not None:
+            set_settings(connection, {**SESSION, **session})
+        if not autocommit:
+            connection.autocommit = False
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 
