@@ -201,8 +201,8 @@ class Health(StrEnum):
     HELD = "held"
     """An open transaction of a producer has held back records for more than a minute."""
     WAITING = "waiting"
-    """The pipeline waits for others, and goes on by itself: for brokers or topics, a slot in
-    Airflow, or a lease."""
+    """The pipeline is waiting for brokers, topics, a slot in Airflow or a lease, and continues by
+    itself."""
     FAILED = "failed"
     """The last run failed."""
     BROKEN = "broken"
@@ -259,7 +259,7 @@ class Failure(msgspec.Struct, frozen=True):
     run: str
     """The run in Airflow; an empty text for a run that was started by hand."""
     at: datetime
-    """Since when something is wrong. Attempts that fail one after the other are one failure."""
+    """When the failure began. Consecutive failed attempts count as one failure."""
     age_seconds: float
     title: str
     detail: str
@@ -267,8 +267,7 @@ class Failure(msgspec.Struct, frozen=True):
     seen_at: datetime
     """When the failure was last seen. For a failed run: when its newest attempt failed."""
     outlook: str
-    """Whether and when a failed run is repeated without anybody's help; an empty text for other
-    failures."""
+    """Whether and when a failed run is repeated automatically; an empty text for other failures."""
     repeats_at: datetime | None
     """When the next attempt or run starts by itself; None if that is unknown."""
     remedy: Literal["", "change"] = ""
@@ -357,8 +356,8 @@ class PipelineHealth(StrEnum):
     FAILED = "failed"
     """The last run failed."""
     WAITING = "waiting"
-    """The pipeline waits for others, and goes on by itself: for brokers or topics, a slot in
-    Airflow, or a lease."""
+    """The pipeline is waiting for brokers, topics, a slot in Airflow or a lease, and continues by
+    itself."""
     RUNNING = "running"
     HELD = "held"
     """An open transaction of a producer has held back records for more than a minute."""
@@ -429,8 +428,8 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     paused: bool
     """Whether the pipeline's DAG is paused in Airflow, so that no run starts."""
     pause: Pause | None
-    """Why the pipeline does not run, also when Airflow starts it; None unless somebody has
-    paused it in Sluice."""
+    """Why the pipeline is paused in Sluice; None unless somebody has paused it. A paused pipeline
+    processes nothing, even if Airflow starts a run."""
     failures: list[Failure]
     unread: int | None
     """Unread records of all partitions; None if Kafka does not answer, or if a topic is missing."""
@@ -466,7 +465,7 @@ class OverviewSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     pipelines: int
     matching: int
-    """How many of them the request chooses."""
+    """How many of them match the request."""
     failing: int
     """How many of them have something wrong with them, whatever their health."""
     health: dict[str, int]
@@ -474,7 +473,7 @@ class OverviewSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Owner of the DAG → number of pipelines; an empty text for pipelines without an owner."""
     tags: dict[str, int]
     first: list[Overview]
-    """The worst of the pipelines that the request chooses."""
+    """The worst of the pipelines that match the request."""
 
 
 class BatchHistory(msgspec.Struct, frozen=True, kw_only=True):
@@ -487,7 +486,7 @@ class BatchHistory(msgspec.Struct, frozen=True, kw_only=True):
     the batch."""
     phases: dict[str, float]
     """Phase → seconds: `start` (planning by Spark), `state` (processing records and writing
-    shards), `audit` (balancing the counts), `output` (writing tables and topics)."""
+    shards), `audit` (checking that the counts balance), `output` (writing tables and topics)."""
     records: int
     records_per_second: float | None
     applied: int
@@ -519,14 +518,14 @@ class BatchHistory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HistoryColumn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The batches published, and the runs that ended, in one of the equal parts of a time."""
+    """One column of the history: the batches and runs that ended in one part of the period."""
 
     column: int
     """The number of the part, from 0."""
     batches: int
     records: int
     most_records: int
-    """The records of the largest batch: so many were unread when it began."""
+    """The number of records of the largest batch. All of them were unread when the batch began."""
     rows: int
     """The number of state rows written."""
     seconds: float | None = None
@@ -546,7 +545,7 @@ class HistoryColumn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     cpu_seconds: float = 0.0
     """The CPU time of these runs. That of a killed driver is unknown, and counts as 0."""
     memory_bytes: int | None = None
-    """The most memory of one of these runs; None if it is unknown."""
+    """The largest peak memory of a run; None if it is unknown."""
     state_bytes: int | None = None
     """The size of all shards after the last of these runs; None if it is unknown."""
 
@@ -598,7 +597,7 @@ class FinishedRun(msgspec.Struct, frozen=True, kw_only=True):
     cpu_seconds: float | None
     """The CPU time of all processes on the driver's host; None if the driver was killed."""
     memory_bytes: int | None
-    """The most memory of these processes; None if the driver was killed."""
+    """The peak memory of these processes; None if the driver was killed."""
     state_bytes: int | None
     """The size of all shards at the end; None if the size of one is unknown."""
 
@@ -615,7 +614,7 @@ class DailyCost(msgspec.Struct, frozen=True, kw_only=True):
     failed_runs: int
     cpu_seconds: float
     gigabyte_seconds: float
-    """The most memory of each run times its duration."""
+    """The sum of each run's peak memory times its duration."""
 
 
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
@@ -625,8 +624,8 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     by: str
     """The user, as Airflow or the operating system knows them; empty if nobody knows who."""
     action: str
-    """Such as `run`, `pause`, `replay` or `re-drive`; `change` for another topology or version,
-    which a run has found, and for notes such as that the state was restored."""
+    """Such as `run`, `pause`, `replay` or `re-drive`; `change` if a run has found another topology
+    or version, and for notes such as that the state was restored."""
     detail: str
     log: str
     """Path in Airflow of the run that the action has started; an empty text without one."""

@@ -31,7 +31,8 @@ from sluice.errors import NotFound, QueryError
 from sluice.values.phrases import counted
 
 _TAG, _KINDS = "sluice", ("pipeline", "broken")
-"""The tags of pipelines' DAGs. Each DAG has the tag `sluice` and one of the two kinds."""
+"""The tags by which pipelines' DAGs are found: each has the tag `sluice`, and one of the two
+kinds."""
 _ACTION = "action"
 _MARKING = ("patch_dag_run", "patch_task_instance")
 """The events in Airflow's audit log by which a user changes the state of a run or of its task."""
@@ -54,7 +55,8 @@ class AirflowRuns:
             )
             columns = DagModel.dag_id, DagModel.is_paused, DagModel.owners
             dags = session.execute(select(*columns).where(DagModel.dag_id.in_(tagged))).all()
-            # Ids increase with every run, while the times of runs can be equal.
+            # Take the run with the largest id: ids always increase, but two runs can have the same
+            # time.
             newest = (
                 select(func.max(DagRun.id)).where(DagRun.dag_id.in_(tagged)).group_by(DagRun.dag_id)
             )

@@ -45,8 +45,8 @@ Pipeline = Annotated[str, Meta(description="The pipeline's name.", max_length=20
 
 
 CHANGED_ONLY = "--changed-only"
-"""The option of `sluice rebuild` that is in the next step of a pipeline whose stores have changed,
-if it helps."""
+"""The option in the next step after stores have changed, if a rebuild of only those stores is
+possible."""
 
 
 class Form(StrEnum):
@@ -151,7 +151,7 @@ class StartPause(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Resume(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Nothing: the pipeline runs again."""
+    """The body of a request to resume a pipeline, which is empty."""
 
 
 class TopologyQuery(PipelineQuery, frozen=True, kw_only=True):

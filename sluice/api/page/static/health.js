@@ -81,7 +81,7 @@ export function lastRun(run) {
   ];
 }
 
-// What needs a person, one line for each cause, the worst first.
+// The problems that need a person, one line for each cause, the worst first.
 export function failures(pipelines) {
   const all = [];
   for (const pipeline of pipelines) {
@@ -97,7 +97,7 @@ export function failures(pipelines) {
   );
 }
 
-// What is the same for all pipelines with the same cause, apart from their names.
+// A text that is equal for failures with the same cause: pipelines' names are replaced in it.
 function causeOf({ pipeline, failure: { kind, host, title, detail, next_step: next } }) {
   const texts = [detail, next].map((text) => withoutName(text, pipeline.pipeline));
   return JSON.stringify([kind, host, title, ...texts]);
@@ -136,7 +136,7 @@ function whose(names) {
   return [element("b", {}, `${names.length} pipelines`), " (", links, ")"];
 }
 
-// The button of a failure: the place where a person goes on.
+// The link of a failure, to the place where a person finds out more.
 function step(pipeline, failure) {
   const path = pipelinePath(pipeline.pipeline);
   const run = pipeline.last_run;

@@ -74,7 +74,7 @@ export function historyCharts(uPlot, past, { count, period, samples, marks, sele
   );
 }
 
-// The unread records of each column: when a batch began, or seen by the page.
+// The unread records of each column: counted when a batch began, or by the page itself.
 function unreadIn(columns, samples, { from, to }) {
   const width = (to - from) / columns.length;
   const unread = columns.map((column) => (column?.batches ? column.most_records : null));

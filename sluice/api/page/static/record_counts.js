@@ -50,7 +50,7 @@ const PROBLEMS = {
   unwritten: "not written",
 };
 
-// What a step did not use, in words: { failed: "12 failed", … }.
+// Why a step did not use records, in words: { failed: "12 failed", … }.
 export function problems(node, past) {
   const counts = Object.entries(past.steps?.[node.name] ?? {});
   return counts.map(([what, count]) => `${number(count)} ${PROBLEMS[what] ?? what}`);
