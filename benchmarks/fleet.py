@@ -1,7 +1,7 @@
 """Runs of many small pipelines, cold and with a warm driver: `fleet.py --pipelines 60`.
 
 In each round, some pipelines get records, and one run of each of them starts at once, with `sluice
-run`; as in a pool with that many slots, only some of these runs are processed at the same time. The
+run`; a pool limits how many of these runs are processed at the same time. The
 freshness of a pipeline is the time from its last record to the end of its run. Airflow is not part
 of it: `make bench-freshness` measures the way through Airflow.
 

@@ -426,7 +426,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     pipeline: str
     health: PipelineHealth
     paused: bool
-    """Whether the pipeline's DAG is paused in Airflow, so that no run starts."""
+    """Whether the pipeline's DAG is paused in Airflow. If it is, no run starts."""
     pause: Pause | None
     """Why the pipeline is paused in Sluice; None unless somebody has paused it. A paused pipeline
     processes nothing, even if Airflow starts a run."""

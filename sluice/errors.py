@@ -14,8 +14,8 @@ class SluiceError(Exception):
     title: ClassVar[str] = "Sluice error"
     next_step: str = ""
     is_lasting: ClassVar[bool] = False
-    """Whether the same run would fail again, so that repeating it is useless until somebody changes
-    something."""
+    """Whether the same run would fail again. If so, repeating the run is useless until somebody
+    changes something."""
     extensions: Mapping[str, Any] = MappingProxyType({})
     """Additional members of the problem document (RFC 9457) in which the REST API reports the
     error."""
@@ -205,7 +205,7 @@ class AccessDenied(BrokersUnreachable):
 
 
 class RegistryAway(EngineError):
-    """The schema registry does not answer, or refuses to.
+    """The schema registry does not answer, or refuses the request.
 
     No record is rejected because of that: the run waits, and reads the same records again. If the
     registry stays away for minutes, the run fails, and is repeated.
@@ -233,7 +233,7 @@ class BufferFull(EngineError):
 
 
 class Overdue(EngineError):
-    """A run has missed the pipeline's deadline: the newest snapshot is older than that."""
+    """The newest snapshot of a pipeline is older than the pipeline's deadline allows."""
 
     title = "The data are too old"
     next_step = (

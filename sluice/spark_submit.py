@@ -9,8 +9,9 @@ archive of loaded classes, which the first run writes to the folder `SLUICE_JARS
 (`provision/class_archive.py`), and uses only its fast compiler (C1). Python's tasks read and
 process the records, so the optimizing compiler would take longer than it saves.
 
-To a cluster, each run sends this package, so that executors run the driver's code, and Delta Lake's
-jars if the pipeline has Delta tables. The driver itself sends the pipeline's file.
+On a cluster, each run sends this package to the executors, which therefore run the driver's version
+of Sluice. If the pipeline has Delta tables, the run also sends Delta Lake's jars. The driver itself
+sends the pipeline's file.
 """
 
 from __future__ import annotations
@@ -70,9 +71,9 @@ QUICK_JVM = (
 A run over 10,000 orders takes 13 CPU seconds instead of 23, and 8 with the archive of classes. A
 small young generation uses the same memory again instead of new pages. The heap is small at the
 start, too: by default, it is a 64th of the host's memory, and the JVM fills it with garbage before
-it collects any. A JVM whose heap is full ends: a thread that has got the error may be one for which
-the driver would wait for ever. Netty would start Java's Flight Recorder, which nobody reads, with
-its first buffer."""
+it collects any. A JVM whose heap is full ends at once. Otherwise, only one thread would end, and
+the driver might wait for this thread for ever. Netty would start Java's Flight Recorder, which
+nobody reads, with its first buffer."""
 QUIET_JVM = (*QUICK_JVM, _LOGGING)
 """Options for a short-lived JVM that starts quickly and logs only warnings."""
 _SHUFFLE_CONF = {"spark.shuffle.compress": "false"}
@@ -250,7 +251,7 @@ class Interrupted(BaseException):
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], None]]:
-    """Raise Interrupted for signals to end, once the block has called the yielded function.
+    """Once the block has called the yielded function, raise Interrupted for a signal to end.
 
     The terminal sends SIGINT to the command, too. The command ignores it, because PySpark would
     print a traceback.
@@ -301,8 +302,8 @@ def submission(
     """Yield the spark-submit command of a run; the block must last until the command has ended.
 
     `delta` says whether the pipeline writes Delta tables, for which Spark needs more jars and
-    settings. `runs_at_once` is the most runs that share the JVM. If there are several, the master
-    is local, and gets as many threads for each of them as it names.
+    settings. `runs_at_once` is the most runs that share the JVM. If it is more than one, the master
+    must be local; its number of threads is then that of each run.
 
     Raise SettingsError if Delta Lake's jars are missing, or if the settings ask for the deploy
     mode cluster.

@@ -25,7 +25,7 @@ class UnknownOrderType(QueryError):
 
 
 class OrderCount(Struct, frozen=True, rename="camel"):
-    """Number of orders of a location, with the order type if there are both, and the window."""
+    """Number of orders of a location. Some routes add the order type, or the window."""
 
     location_id: str
     order_count: Raw

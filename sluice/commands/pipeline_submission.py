@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def action_of(options: Sequence[str]) -> str:
-    """Return what a driver with these options does, such as `run`, `replay` or `roll-back`."""
+    """Return the name of the action that these options choose: `run`, `replay` and so on."""
     return options[0].removeprefix("--") if options else "run"
 
 

@@ -49,8 +49,8 @@ def failures_of(
 ) -> list[Failure]:
     """Return the recorded failures of a pipeline, and the present failures of its input.
 
-    `lag` is None if it is unknown, and `lag_error` says why. `held_since` is the time since which a
-    transaction holds back records, as far as the caller has seen; None if no transaction hangs.
+    `lag` is None if it is unknown, and `lag_error` says why. `held_since` is the time at which the
+    caller first saw that a transaction holds back records; None if no transaction does.
 
     A missing input is not a failure of a pipeline that has never run, or that is retired.
     """
@@ -86,7 +86,7 @@ def recorded_failures(figures: LedgerFigures, pipeline: str) -> list[Failure]:
 
 
 def awaited_by(figures: LedgerFigures, pipeline: str) -> str:
-    """Return why a pipeline that has never run could not; empty if its trigger has not said so."""
+    """Return why a pipeline that has never run could not run; empty if that is not recorded."""
     if calm_of(figures, pipeline) == "not_started":
         for failure in figures.failures.get(pipeline, ()):
             if failure.kind == "input":
@@ -158,7 +158,7 @@ def _topics(names: Sequence[str]) -> str:
 
 
 def not_started(pipeline: str, since: datetime) -> Failure:
-    """Return the failure of a pipeline whose run, asked for at `since`, has no driver yet."""
+    """Return the failure of a pipeline whose run was requested at `since` and has no driver yet."""
     error = NoSlot(f"A run was asked for at {since:%H:%M:%S} UTC, and no driver has started.")
     return msgspec.structs.replace(Failure.of(error, pipeline, kind="slot"), at=since)
 

@@ -128,6 +128,8 @@ class GroupMerge:
         operators = dict(changes.operators)
         if part is not None:
             # A suppress step holds results back. If a step after it has changed, that step may need
+            # the value that each of these results replaces. The old generation's state may lack
+            # this value, so the suppress step gets the computed state.
             held_back: set[str] = set()
             for operator in part.job.operators:
                 if isinstance(operator.action, SuppressParameters):

@@ -466,7 +466,7 @@ class Rebuild:
         old: GenerationRef,
         latest: Snapshot | None,
     ) -> None:
-        """Raise EngineError, unless `from_topics`, if a batch without marker may be written."""
+        """Raise EngineError, unless `from_topics`, if a batch without a marker may be written."""
         markers, published = self.job.pipeline.markers, -1 if latest is None else latest.batch
         planned = ledger.plans.unpublished(old)
         if planned is None:
@@ -667,7 +667,7 @@ def _steps_within(
 def _stops(written: Positions, firsts: Mapping[Partition, int]) -> dict[Partition, int]:
     """Return where to stop in each partition.
 
-    In a partition that the marker does not name, no record has written output.
+    In a partition that the marker does not name, no record's output has been written.
     """
     stops = dict(firsts)
     for topic, partitions in written.items():
@@ -750,8 +750,8 @@ def remove_forgotten(ledger: Ledger, name: str) -> None:
             for worker in workers:
                 drop_shard(worker.location)
         except (StateError, Refused) as error:
-            # The next call tries again. Meanwhile, a database or state server that is down, or that
-            # has not got the shard yet, stops no rebuild.
+            # The next call tries again. Until then, a database or state server that is down, or has
+            # not got the shard yet, must not stop a rebuild.
             log.warning(
                 "shards not removed", pipeline=name, generation=ref.generation, why=error.detail
             )

@@ -54,7 +54,7 @@ class Comparison:
 
     @property
     def problem(self) -> str:
-        """Return what is not right about which topic; an empty text if all is right."""
+        """The topic, its subject and what is wrong with it; an empty text if nothing is wrong."""
         if self.verdict == "right":
             return ""
         return f"{self.topic.topic} ({self.topic.subject}): {self.detail}"

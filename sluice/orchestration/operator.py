@@ -309,7 +309,7 @@ class SluiceOperator(SparkSubmitOperator):
         return self._lineage(get_current_context())
 
     def get_openlineage_facets_on_complete(self, task_instance: RuntimeTaskInstance) -> Lineage:
-        """Return a run's datasets and audit; it may have failed after publishing some batches."""
+        """Return the run's datasets and audit. A failed run may have published some batches."""
         return self._lineage(task_instance.get_template_context())
 
     get_openlineage_facets_on_failure = get_openlineage_facets_on_complete
@@ -353,8 +353,8 @@ class SluiceOperator(SparkSubmitOperator):
                     tags = {"pipeline": self.pipeline, **dict(gauge.labels)}
                     send_gauge(f"sluice.{gauge.name}", float(gauge.value), tags)
                 figures = run_figures(ledger, self.pipeline, run_name(context))
-            # The accessor of events seems empty until an asset is looked up in it, so its truth
-            # value says nothing.
+            # `outlet_events` is falsy until an asset has been looked up in it, so compare it with
+            # None.
             events: Any = context.get("outlet_events")
             of_windows = self._window_assets
             for asset in self.outlets if events is not None else ():

@@ -190,9 +190,9 @@ class DueTimers:
         return True
 
     def expect_run(self, next_timer: int | None, clock_ms: float, now: float) -> None:
-        """Note that an event starts a run, which also fires the timer if the timer is due.
+        """Record that an event will start a run, which also fires the timer if the timer is due.
 
-        The event may have been caused by records.
+        Call this also for events that unread records have caused.
         """
         if next_timer is not None and next_timer <= clock_ms:
             self._attempts = self._attempts + 1 if next_timer == self._fired else 1

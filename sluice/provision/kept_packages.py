@@ -59,7 +59,7 @@ def kept_packages() -> tuple[KeptPackage, ...]:
         try:
             installed = distribution(name)
         except PackageNotFoundError:
-            # A requirement of another platform or version of Python.
+            # Only another platform or version of Python needs this package.
             continue
         metadata = _metadata(installed)
         if metadata is not None:

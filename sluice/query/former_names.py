@@ -1,4 +1,4 @@
-"""Says where pipelines and stores went that queries still ask for by a former name."""
+"""Errors for queries that use a former name of a pipeline or a store; they give the new name."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ buckets below it; then the sum of all durations in seconds."""
 _BEGINS = {kind: number * _WIDTH for number, kind in enumerate(product(_NAMES, range(1, 6)))}
 """The first segment of a path, and the first digit of a status → where their histogram begins."""
 FIGURES = len(_BEGINS) * _WIDTH
-"""The number of all numbers of a process."""
+"""How many numbers the histograms of one process have in total."""
 
 
 def no_figures() -> MutableSequence[float]:

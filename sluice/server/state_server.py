@@ -254,7 +254,7 @@ def _serve_further(
     sockets: Sequence[socket.socket],
     started: Callable[[], None],
 ) -> None:
-    """Serve in a further process with this number, at sockets of the first process."""
+    """Run server process `number`, accepting connections on the first process's sockets."""
     with Ledger.open(configuration.ledger) as ledger:
         app = make_app(ledger, configuration, options, shared.of_process(number))
         serve(app, options, started, sockets=sockets)

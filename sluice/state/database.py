@@ -203,7 +203,7 @@ def _listen_sqlite(engine: Engine, path: Path, *, durable: bool) -> None:
         if identity is None:
             raise _gone(path)
         if identity != entry.info[_FILE]:
-            # SQLAlchemy opens another connection.
+            # With this error, SQLAlchemy opens another connection.
             raise DisconnectionError
 
     event.listen(engine, "connect", prepare)

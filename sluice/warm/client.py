@@ -1,7 +1,7 @@
 """Gives a run to a warm driver, if there is one for it (`warm/identity.py` says which).
 
 A run that no warm driver takes starts a driver of its own. So does a run whose warm driver is lost:
-the run that was lost may have published some batches, and the next one goes on behind them.
+the lost run may have published some batches, and the run in its own driver continues after them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sluice.warm.identity import driver_key, drivers_folder, socket_path
 from sluice.warm.messages import PART, Request, decode_reply, send_request
 
 _UNTIL_STARTED_S = 10.0
-"""How long a run waits for its turn on a warm driver before it starts a driver of its own."""
+"""How long a run waits until a warm driver starts it, before the run starts a driver of its own."""
 LOST = (
     "The warm driver has ended during the run. The run starts again in a driver of its own; "
     "published batches are kept."
@@ -137,7 +137,8 @@ def run_warm(
     """
     with ExitStack() as stack:
         begin = stack.enter_context(interruptible())
-        # No child of this process must ignore SIGINT, and a signal from now on ends the run.
+        # Call `begin` before the run's child processes exist: they must not ignore SIGINT. From now
+        # on, a signal ends the run.
         begin()
         run = stack.enter_context(warm_run(settings, kafka, master, arguments, delta=delta))
         if run is None:

@@ -1,6 +1,6 @@
 """Finds the pipelines and stores that the user of a request may read, and pins their snapshots.
 
-Every route gets to data through `Access`. `auth.permissions` says who decides what the user may
+Every route gets to data through `Access`. See `auth.permissions` for who decides what the user may
 read.
 """
 

@@ -245,8 +245,8 @@ async def list_finished_runs(request: Request, query: FinishedRunsQuery) -> Resp
 async def list_activity(request: Request, query: ActivityQuery) -> Response:
     """Return who did what to the pipeline, newest first.
 
-    It has runs that users started, pauses, replays, re-drives and so on, and changes of the
-    pipeline's file or of Sluice's version, which the next run shows.
+    The list has runs that users started, pauses, replays, re-drives and so on. It also has changes
+    of the pipeline's file or of Sluice's version, once a run has used them.
     """
     access = await access_of(request)
     await access.require_pipeline(query.pipeline)

@@ -153,7 +153,7 @@ def messages(
 
     The first order is placed at `start_s` (epoch seconds).
     """
-    # Airflow renders templates to texts.
+    # Airflow renders templates to texts, so convert them to numbers.
     start_ms = int(float(start_s)) * 1000
     for sample in orders(int(count), int(stores), int(seed), bad_share=0.002, start_ms=start_ms):
         yield sample.key, sample.value

@@ -73,7 +73,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     run: str = ""
     """The Airflow run; empty for a run that was started manually."""
     at: datetime
-    """When the failure began. Attempts that fail one after the other are one failure."""
+    """When the failure began. Consecutive failed attempts count as one failure."""
     seen_at: datetime
     """When the failure was last seen. For a failed run, this is when its newest attempt failed."""
     title: str
@@ -282,7 +282,7 @@ _UNEXPIRED = (
     select(*(FAILURES.c[name] for name in Failure.__struct_fields__))
     .where(
         not_(and_(FAILURES.c.kind.in_(OBSERVED_KINDS), FAILURES.c.seen_at < bindparam("expired"))),
-        # A budget is that of a day.
+        # A budget is for one day, so earlier days' failures no longer count.
         not_(and_(FAILURES.c.kind == "budget", FAILURES.c.seen_at < bindparam("today"))),
     )
     .order_by(FAILURES.c.pipeline, FAILURES.c.kind, FAILURES.c.host)

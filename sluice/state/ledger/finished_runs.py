@@ -17,7 +17,7 @@ from sluice.state.ledger.measurements import Measurement, add_measurements
 from sluice.state.model import GenerationInfo
 
 KEPT = timedelta(days=8)
-"""How long a run is kept: a week can be looked at as a whole."""
+"""How long a run is kept, so that the page can show a whole week."""
 MOST_RUNS = 10_000
 """How many runs of a pipeline are kept at most. A run a minute makes 10,080 a week."""
 COST_DAYS = 90
@@ -43,7 +43,7 @@ class FinishedRun(msgspec.Struct, frozen=True, kw_only=True):
     cpu_seconds: float | None = None
     """The CPU time of all processes on the driver's host; None if the driver was killed."""
     memory_bytes: int | None = None
-    """The most memory of these processes; None if the driver was killed."""
+    """The peak memory of these processes; None if the driver was killed."""
     state_bytes: int | None = None
     """The size of all shards at the end; None if the size of one is unknown."""
 
@@ -54,7 +54,7 @@ class FinishedRun(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gigabyte_seconds(self) -> float:
-        """Return the most memory times the duration."""
+        """Return the peak memory times the duration."""
         return (self.memory_bytes or 0) / 2**30 * self.seconds
 
 
@@ -175,5 +175,5 @@ def _run(row: RowMapping) -> FinishedRun:
 
 
 def _text(time: datetime) -> str:
-    """Return a time as text, whose order is that of the times."""
+    """Return a time as text. The texts sort like the times."""
     return time.astimezone(UTC).isoformat(timespec="microseconds")

@@ -119,8 +119,8 @@ class Generations(LedgerPart):
     ) -> None:
         """Make a generation current whose newest snapshot the ledger has lost, with this snapshot.
 
-        Earlier snapshots of the generation that the ledger still has are kept. Raise LeaseError
-        and changes nothing unless the generation's lease is held in the audit's epoch.
+        Earlier snapshots of the generation that the ledger still has are kept. Raise LeaseError and
+        change nothing unless the generation's lease is held in the audit's epoch.
         """
         ref = info.ref
         columns = msgspec.structs.asdict(ref)

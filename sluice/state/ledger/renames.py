@@ -77,7 +77,7 @@ class Renames(LedgerPart):
     """The former names in all pipelines."""
 
     def of(self, former: str) -> Rename | None:
-        """Return what became of the pipeline with a former name; None if it never was one."""
+        """Return the renaming of the pipeline that had this name; None if it is no former name."""
         rows = self._read(
             select(RENAMES).where(RENAMES.c.kind == "pipeline", RENAMES.c.former == former)
         )
@@ -91,7 +91,7 @@ class Renames(LedgerPart):
         return [Rename(**dict(row)) for row in self._read(statement.order_by(RENAMES.c.renamed_at))]
 
     def source_of(self, ref: GenerationRef) -> GenerationRef | None:
-        """Return the generation whose shards are being copied to those of `ref`; None without."""
+        """Return the generation whose shards are being copied to those of `ref`, if any."""
         for rename in self.to(ref.pipeline):
             if rename.phase == "begun":
                 return GenerationRef(rename.former, ref.generation)

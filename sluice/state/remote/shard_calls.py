@@ -42,7 +42,7 @@ class ShardCall:
 
     name: str
     takes_rows: bool
-    """Whether an argument is a list, so that the arguments may be as large as a batch."""
+    """Whether an argument is a list. If so, the arguments may be as large as a batch."""
     arguments: msgspec.msgpack.Decoder[tuple[Any, ...]]
     result: msgspec.msgpack.Decoder[Any]
     _signature: inspect.Signature

@@ -49,7 +49,7 @@ def location(base_url: str, ref: GenerationRef, worker: int) -> str:
         path = Path(base.database or "") / pipeline / generation / f"worker-{worker}.sqlite"
         return base.set(database=str(path)).render_as_string(hide_password=False)
     schema = f"sluice_{pipeline}_{generation}_w{worker}"
-    # PostgreSQL cuts longer names, so that two shards could get the same schema.
+    # PostgreSQL cuts off longer names, so two shards could get the same schema.
     if len(schema) > _POSTGRES_NAME_BYTES:
         digest = hashlib.sha256(pipeline.encode()).hexdigest()[:16]
         schema = f"sluice_{digest}_{generation}_w{worker}"

@@ -274,7 +274,7 @@ class Shard(Protocol):
     def forget_failures(self, batch: WholeNumber, epoch: WholeNumber) -> None:
         """Remove the answers of a batch that are failures.
 
-        So its calls are made again when the batch is repeated.
+        When the batch is repeated, the calls that failed are made again.
         """
 
     def answers(self, after: tuple[int, str, str] | None, limit: int) -> list[RecordedAnswer]:

@@ -1,7 +1,7 @@
-"""Finds what the files `sluice.toml` say of a pipeline, of which only the name is known.
+"""Finds a pipeline's options in the `sluice.toml` files by the pipeline's name alone.
 
-The page, REST, metrics and commands ask again and again for its Kafka connection, so for them, the
-pipelines' files are listed only now and then.
+The page, REST, metrics and commands ask again and again for its Kafka connection, so the list of
+the pipelines' files is cached for them.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ from sluice.values.sink_tables import connection_variable
 
 FILE = "sluice.toml"
 OWNER = "sluice"
-"""The owner, in Airflow, of pipelines that no file gives another one."""
+"""The default owner of pipelines in Airflow."""
 _TEAM_FILES = f"*/{FILE}"
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 _KNOWN = "docs/how-to/teams.md lists the names."
@@ -51,7 +51,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How Airflow runs a pipeline. None: Sluice's default, or that of the settings."""
+    """How Airflow runs a pipeline. None means the default of Sluice or of the settings."""
 
     owner: Name | None = None
     tags: tuple[Name, ...] = ()
@@ -86,9 +86,9 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The import path of a function that Airflow calls with its context when a run has failed."""
 
     def over(self, others: RunOptions) -> RunOptions:
-        """Return the options of `others` with those given here in their place.
+        """Return these options, with the options of `others` where none is given here.
 
-        Tags, Spark settings and settings of the executor are added.
+        Tags, Spark settings and settings of the executor are added to those of `others`.
         """
         given: dict[str, object] = {}
         for name in self.__struct_fields__:
@@ -200,10 +200,9 @@ def pipeline_folders(folder: Path) -> list[Path]:
 def run_options(folder: Path, file: Path | None, pipeline: str) -> RunOptions:
     """Return the options of the pipeline in `file`, which is in `folder` or in a team's folder.
 
-    Without a file, only the platform's `sluice.toml` counts. What a team's `sluice.toml` says
-    counts more than what the platform's says, and what either says of a pipeline more than its
-    defaults. Raise SettingsError if a `sluice.toml` is invalid, or if an option exceeds a limit of
-    the platform.
+    Without a file, only the platform's `sluice.toml` counts. A team's `sluice.toml` overrides the
+    platform's. In each file, the options of a single pipeline override the defaults. Raise
+    SettingsError if a `sluice.toml` is invalid, or if an option exceeds a limit of the platform.
     """
     platform = _read(folder / FILE)
     limits = platform.limits or _Limits()
@@ -333,7 +332,7 @@ def _require_units(file: Path, where: str, given: RunOptions | _Limits) -> None:
 
 
 def _lowered_defaults(limits: _Limits) -> RunOptions:
-    """Return Sluice's defaults, which give way to lower limits of the platform."""
+    """Return Sluice's defaults, lowered to the platform's limits where these are lower."""
     lower: dict[str, object] = {}
     if limits.retries is not None and limits.retries < (DEFAULTS.retries or 0):
         lower["retries"] = limits.retries

@@ -158,7 +158,8 @@ class Join(Node):
         # versions.
         return self.kind == "stream-stream" or self.joins_versions
 
-    # Many of the join's rows cause no result.
+    # Many rows advance the join's stream time without a result, so later operators cannot use this
+    # time.
     lends_stream_time = False
 
     @property

@@ -1,4 +1,4 @@
-"""What every node says of itself: its parents, how its operator takes their rows, and its texts."""
+"""The properties of every node: its parents, how its operator takes their rows, and its texts."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class Node:
 
     @property
     def passes_on_keys_of(self) -> tuple[Node, ...]:
-        """The parents by whose rows' own keys an operator's results are keyed.
+        """The parents whose rows keep their own keys as keys of the operator's results.
 
         Empty if the operator keeps its state by the key of its results, as tables do: in Kafka
         Streams, the rows have then gone through a repartition topic if their key was new.

@@ -42,7 +42,7 @@ class Deduplicate(StreamOperator):
 
 @dataclass(frozen=True, eq=False)
 class AskingOperator(StreamOperator):
-    """Base of steps that ask outside of the pipeline, and may record the answers with the state."""
+    """Base of steps that query a service or a store, and may record the answers with the state."""
 
     operator_reason = "asks outside of the pipeline"
 
