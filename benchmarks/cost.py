@@ -183,7 +183,7 @@ def _program(process: psutil.Process) -> str:
     if process.name() == "java":
         return JVM
     command, parent = process.cmdline(), process.parent()
-    # The driver forks the daemon that forks the workers, so they have the driver's command line.
+    # The driver forks the daemon that forks the workers, so workers have the driver's command line.
     is_forked = parent is not None and parent.cmdline() == command
     is_daemon = any("worker_daemon" in argument for argument in command)
     return WORKERS if is_forked or is_daemon else DRIVER

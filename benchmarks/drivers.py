@@ -82,7 +82,7 @@ def timed(work: Callable[[], None]) -> tuple[float, float]:
 
 
 def in_new_process() -> tuple[float, float]:
-    """Return the seconds of a new process until its first result, and its CPU seconds."""
+    """Return the seconds that a new process takes until its first result, and its CPU seconds."""
     begin = time.perf_counter()
     command = [sys.executable, __file__, "--child"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)

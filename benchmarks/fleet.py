@@ -65,7 +65,7 @@ class Measured:
     seconds: list[float] = field(default_factory=list)
     """The freshness of each pipeline in each round."""
     run_seconds: list[float] = field(default_factory=list)
-    """The time of each run, without waiting for its place in the pool."""
+    """The time of each run, without its wait for a slot of the pool."""
     elapsed_s: float = 0.0
     cpu_s: float = 0.0
     peak_gb: float = 0.0
@@ -174,7 +174,7 @@ def main(
             names = [f"{name}{number}" for number in range(pipelines)]
             fleet = Fleet(Path(folder) / name, kafka, names, records, places)
             fleet.write()
-            # The first run writes an archive of classes, and the ledger.
+            # This first run is not measured: it writes an archive of classes, and the ledger.
             fleet.round(names[:1], Measured(""), warm="off")
             results.append(measure(fleet, name, active, rounds))
     Console().print(table(results))

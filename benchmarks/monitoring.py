@@ -90,7 +90,7 @@ def fill(database: str, names: list[str], batches: int) -> Ledger:
 
 
 def look(name: str, ledger: Ledger, ask: Callable[[], Any]) -> Looked:
-    """Measure a request after an earlier one, which has opened connections."""
+    """Measure the second of two requests, because the first one opens connections."""
     ask()
     statements = 0
 

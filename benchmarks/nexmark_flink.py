@@ -108,8 +108,8 @@ QUERIES = {
         "split_index(url, '/', 5) FROM bids",
     ),
 }
-"""Query → the columns of its results, and its SQL. A primary key makes the results changes of a
-table."""
+"""Query → the columns of its results, and its SQL. Results with a primary key are written as
+changes of a table."""
 
 
 def main() -> None:

@@ -208,7 +208,7 @@ def number_of_keys() -> Iterator[Measured]:
 
 
 def kinds_of_shards() -> Iterator[Measured]:
-    """Measure half a million new keys, with SQLite and with PostgreSQL (without its CPU time)."""
+    """Measure half a million new keys in SQLite, and in PostgreSQL without its own CPU time."""
     keys = 500_000
     text = of_fields(["n: int"], TOTALS)
     with (

@@ -297,8 +297,8 @@ class PipelineStatus(msgspec.Struct, frozen=True):
     status: Health
     failures: list[Failure]
     generation: int | None
-    """The number of the current generation. None before the first run, when topics and stores are
-    empty, too."""
+    """The number of the current generation. None before the first run; there are no topics and
+    stores then."""
     topics: tuple[str, ...]
     """The topics that the pipeline reads. Patterns of topics begin with `^`, and come before the
     topics that they match."""
@@ -498,7 +498,7 @@ class BatchHistory(msgspec.Struct, frozen=True, kw_only=True):
     failed: dict[str, int]
     """Step → number of records for which the step failed."""
     passed_over: dict[str, int] = {}
-    """`WHAT/STEP` → number of records that a step did not use for another reason, such as
+    """`REASON/STEP` → number of records that a step did not use for any other reason, such as
     `null_key`, `duplicate` or `missing`."""
     dead_letters: dict[str, int]
     """Reason → number of dead letters."""
@@ -533,7 +533,7 @@ class HistoryColumn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     phases: dict[str, float] = {}
     """Phase → its mean seconds in these batches."""
     freshness_seconds: float | None = None
-    """How old the newest event was, at most, when one of these batches was published."""
+    """The largest age of the newest event, at the times when these batches were published."""
     read: dict[str, int] = {}
     written: dict[str, int] = {}
     late: dict[str, int] = {}
@@ -558,7 +558,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
-    """The batches of a time, in equal parts of this time."""
+    """The batches of a period, divided into equal parts of the period."""
 
     since: datetime
     until: datetime

@@ -230,7 +230,7 @@ def rebuild(
     actions[action]()
     if action == REBUILD and from_topics:
         # A topic that was created again has records that no generation has read. A rebuild writes
-        # no output, so a run reads them.
+        # no output, so a run has to read these records.
         run(configuration, spark, name)
 
 

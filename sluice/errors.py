@@ -93,7 +93,7 @@ class ExpectationBroken(RecordsRejected):
 
 
 class InputAway(EngineError):
-    """A pipeline waits for its brokers or topics. It goes on by itself once they are available."""
+    """A pipeline waits for brokers or topics. It continues by itself once they are available."""
 
     status = 503
     title = "The input is away"
@@ -176,7 +176,7 @@ class RetentionFailed(EngineError):
 
 
 class OverBudget(EngineError):
-    """The runs of a day have cost more than a budget in a file `sluice.toml`. They go on."""
+    """The runs of a day have cost more than a budget in a file `sluice.toml`. No run is stopped."""
 
     title = "More than the budget"
     next_step = "See Costs on the page. Let runs start less often, or raise budget in sluice.toml."
@@ -220,7 +220,7 @@ class RegistryAway(EngineError):
 
     @classmethod
     def of(cls, address: str, reason: str) -> Self:
-        """Return the error for a registry at an address without credentials."""
+        """Return the error for a registry. The address must not contain credentials."""
         return cls(f"The schema registry at {address} does not answer: {sentence(reason)}")
 
 
@@ -423,7 +423,7 @@ class Busy(QueryError):
 
 
 class Refused(SluiceError):
-    """A request or command is not allowed, or would overwrite what another one has changed."""
+    """A request or command is not allowed, or would overwrite what another command has changed."""
 
     status = 403
     title = "Refused"

@@ -99,7 +99,7 @@ class Settings:
     look up records."""
 
     kafka_connections: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
-    """Environment variable → the librdkafka settings of a cluster of single pipelines."""
+    """Environment variable → the librdkafka settings of a cluster that some pipelines use."""
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Settings:

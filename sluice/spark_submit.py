@@ -339,7 +339,7 @@ def submission(
         if is_local(master):
             conf |= _LOCAL_CONF
         if runs_at_once > 1:
-            # A run whose tasks hang must not keep those of the others from running.
+            # Tasks of one run that hang must not keep the tasks of other runs from running.
             threads = local_threads(master)
             conf["spark.default.parallelism"] = str(threads)
             master = f"local[{threads * runs_at_once}]"
@@ -407,7 +407,7 @@ def package_archive(folder: Path) -> Path:
 
 
 def _archives(settings: Settings, master: str) -> str:
-    """Return the archives that Spark unpacks on a cluster's executors, with the user's own ones.
+    """Return the archives that Spark unpacks on a cluster's executors, including the user's own.
 
     Return an empty text if the pipeline has no libraries.
     """

@@ -73,7 +73,7 @@ def _slot(failure: Failure, dag: DagState) -> Failure:
 
 
 def _overdue(failure: Failure, dag: DagState) -> Failure:
-    """Return the failure, with the next step that gets the records read."""
+    """Add the next step that gets the records read."""
     next_step = Overdue.next_step
     if dag.paused:
         next_step = (
@@ -121,7 +121,7 @@ def _marked(dag: DagState) -> str:
 
 
 def note_causes(ledger: Ledger, runs: Runs) -> None:
-    """Add to the failures in the ledger what Airflow's database knows about them."""
+    """Add the causes that Airflow's database knows to the failures in the ledger."""
     recorded: dict[str, list[Failure]] = {}
     for failure in ledger.failures.all():
         if failure.kind in _EXPLAINED:

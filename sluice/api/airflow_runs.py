@@ -92,7 +92,7 @@ class AirflowRuns:
         return tags
 
     def _waiting(self, session: Session, tasks: Iterable[Any]) -> dict[str, PoolWait]:
-        """Return the pools for whose slots tasks wait, by DAG.
+        """Return DAG → its task's wait for a slot of a pool, if the task waits for one.
 
         Airflow's scheduler sets the state `scheduled` when the task may run, and `queued` when it
         has a slot. A task in the state `scheduled` therefore waits for a slot.
@@ -276,7 +276,7 @@ class AirflowRuns:
         )
 
     def _log(self, dag: str, run: str, task: str) -> str:
-        """Return the path in Airflow of a task of a run; of the run if `task` is empty."""
+        """Return the path in Airflow of a run's task, or of the run if `task` is empty."""
         path = f"{self.root}/dags/{quote(dag, safe='')}/runs/{quote(run, safe='')}"
         if not task:
             return path

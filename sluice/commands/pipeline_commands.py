@@ -111,7 +111,7 @@ def check(
 def _checked_pipeline(name: str) -> str:
     """Return the pipeline whose driver checks the executors: by default, the first in the folder.
 
-    All pipelines need the same of executors, except for their tables' databases.
+    Executors are checked in the same way for all pipelines, except for their tables' databases.
     """
     from sluice.topology import load_pipelines
 

@@ -75,8 +75,8 @@ def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = No
                 f"{detail} Published batches are kept; repeat the command to continue.",
                 soft_wrap=True,
             )
-        # `options` is empty for a plain run only. The ledger keeps a failure until a plain run has
-        # read all records, so the failure of a rebuild or replay would stay too long.
+        # Only note failures of plain runs, for which `options` is empty. The ledger keeps a failure
+        # until a plain run has read all records, which is too long for a rebuild or replay.
         if status and not options:
             note_killed(settings(), pipeline, "", started_at, EngineError(detail))
     raise typer.Exit(status)

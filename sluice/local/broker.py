@@ -304,7 +304,7 @@ def _inheritable_files() -> list[int]:
     numbers: list[int] = []
     for file in [*Path("/dev/fd").iterdir()]:
         number = int(file.name)
-        # The folder itself was open only while it was read.
+        # The list names the folder's own descriptor, too, which is closed by now.
         with suppress(OSError):
             if number > 2 and os.get_inheritable(number):
                 numbers.append(number)

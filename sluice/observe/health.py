@@ -31,8 +31,8 @@ _WHILE_PAUSED: Collection[FailureKind] = (
     "retention",
     "schemas",
 )
-"""The failures of a paused pipeline that a person has to look at. All others say that runs fail or
-do not start, which is what a pause is for."""
+"""The failures of a paused pipeline that a person has to look at. The other kinds are about runs
+that fail or do not start, as expected during a pause."""
 _DELETED = (
     "Create the topic again, write its old records back, and rebuild the state: sluice rebuild "
     "PIPELINE --from-topics. Or stop running the pipeline, which leaves its state unchanged."
@@ -73,8 +73,8 @@ def failures_of(
 def recorded_failures(figures: LedgerFigures, pipeline: str) -> list[Failure]:
     """Return the failures that the ledger has of a pipeline.
 
-    The trigger of a pipeline that has never run records that it waits for its topics. Nothing that
-    has worked is broken then, so this is not a failure: see `awaited_by`.
+    The trigger of a pipeline that has never run records that the pipeline waits for its topics.
+    This is not a failure, because nothing has worked before: see `awaited_by`.
     """
     failures = figures.failures.get(pipeline, ())
     calm = calm_of(figures, pipeline)

@@ -125,8 +125,8 @@ class Rebuild:
 
         A ledger that was lost is recovered from the markers first.
 
-        With `from_topics`, the pipeline may be unknown. Without, raises Refused if it cannot be
-        recovered.
+        With `from_topics`, the pipeline may be unknown. Otherwise, raise Refused if the ledger
+        cannot be recovered.
         """
         name = self.job.pipeline.name
         with Ledger.open(self.settings.ledger) as ledger:
@@ -288,7 +288,7 @@ class Rebuild:
         )
 
     def with_topics(self, ledger: Ledger, old: GenerationRef) -> Rebuild:
-        """Return this rebuild, with a job that lists the topics that match its patterns.
+        """Return this rebuild with a job that also names the topics matching its patterns.
 
         Without `from_topics`, these include the topics that the old generation has read, even if
         they no longer exist.

@@ -152,7 +152,7 @@ def note(ledger: Ledger, pipeline: str, comparisons: Iterable[Comparison]) -> No
 
 
 def push(job: Job, registry: Registry) -> Iterator[tuple[RegisteredTopic, RegisteredSchema]]:
-    """Register the schemas of the topics that a job writes by its contracts.
+    """Register the schemas that follow from a job's contracts, for the topics that it writes.
 
     Raises Refused for a schema that is not compatible with the subject's versions.
     """

@@ -88,7 +88,7 @@ POINTS = ("from", "until")
 """The parameters that say where a replay begins and ends."""
 
 _PAUSED_SECONDS, _WAITS_WHILE_PAUSED = 5.0, 60
-"""How often the task of a paused pipeline that runs continuously looks whether it was resumed, and
+"""How often the task of a paused continuous pipeline checks whether the pipeline was resumed, and
 how many times before the task ends."""
 
 
@@ -250,9 +250,10 @@ class SluiceOperator(SparkSubmitOperator):
         arguments: Sequence[str],
         variables: Mapping[str, str],
     ) -> bool:
-        """Run the pipeline on a warm driver. Return False if no driver takes it, or if it is lost.
+        """Run the pipeline on a warm driver.
 
-        Raise AirflowException if the run fails.
+        Return False if no driver takes the run, or if the driver is lost. Raise AirflowException if
+        the run fails.
         """
         with warm_run(
             configuration,
@@ -423,7 +424,7 @@ class SluiceOperator(SparkSubmitOperator):
 
 
 def _require_provider_of(master: str) -> None:
-    """Raise PreflightError if Airflow's Spark provider cannot use a master of Kubernetes."""
+    """Raise PreflightError if Airflow's Spark provider cannot use a Kubernetes master."""
     if not master.startswith("k8s"):
         return
     try:

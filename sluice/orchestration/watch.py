@@ -106,6 +106,7 @@ class Watch:
         """
         self._topics.pop(trigger, None)
         # A trigger that is cancelled leaves while the broker and the ledger are still being read.
+        # Wait for the end of that reading before closing the connections.
         async with self._connections:
             if not self._topics and self._ledger is not None:
                 ledger, self._ledger, self._admin, self._observer = self._ledger, None, None, None

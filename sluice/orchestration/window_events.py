@@ -175,7 +175,8 @@ def _announcement(
     if until is None:
         since = times.get(f"{ANNOUNCED_FROM}/{announced.store}", -1)
         if since >= 0:
-            # The pipeline had read records before the store was announced.
+            # The pipeline had read records before the store was announced. Windows that were closed
+            # by then get no events.
             until = lateness.last_closed_end(since)
         else:
             first = _first_start(ledger, snapshot, announced.store)

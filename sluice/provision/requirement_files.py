@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 from sluice.errors import SettingsError
 
 ARCHIVES = (".zip", ".tar.gz", ".tgz")
-"""The ends of names of archives of installed packages."""
+"""The endings of the file names of archives of installed packages."""
 _MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",
     codecs.BOM_UTF16_LE: "utf-16",

@@ -137,8 +137,8 @@ def _blocked(number: signal.Signals) -> Iterator[None]:
     Ctrl-C in a terminal sends its signal to all processes, but only the first one may act on it,
     and then ends the others.
     """
-    # This process of the standard library would be started with the first of ours, and unblocks
-    # signals.
+    # Start the resource tracker of the standard library before: otherwise, it would be started with
+    # our first process, and would unblock signals.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [number])
     try:

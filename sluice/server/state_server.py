@@ -288,7 +288,8 @@ def serve(
     try:
         server.run(None if sockets is None else [*sockets])
     except SystemExit:
-        # Uvicorn exits for an address in use as well as after a signal.
+        # Uvicorn exits after a signal, but also if the address is in use, before the server has
+        # started.
         if server.started:
             raise
         # Uvicorn has logged the error.

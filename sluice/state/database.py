@@ -259,7 +259,7 @@ def insert_of(dialect: str) -> Callable[..., Any]:
 
 @contextmanager
 def reading(engine: Engine) -> Iterator[Connection]:
-    """Yield a read transaction whose statements all see the database as at the first."""
+    """Yield a read transaction whose statements all see the database as the first one does."""
     # By default, each statement in PostgreSQL sees the newest commits. All statements of a
     # transaction in SQLite see the same state anyway.
     options = {}
@@ -272,7 +272,7 @@ def reading(engine: Engine) -> Iterator[Connection]:
 def close_file(url: str) -> None:
     """Move the write-ahead log of a SQLite database into the database's file.
 
-    Nobody may have the database open. The file can then be read on a read-only disk.
+    No other process may have the database open. The file can then be read on a read-only disk.
     """
     with database_errors("Closing the database"):
         engine = create_engine(database_url(url))

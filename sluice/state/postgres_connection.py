@@ -42,7 +42,7 @@ _TCP = {
 
 SESSION: Mapping[str, str] = {
     # Sluice's transactions are written for this level. In a stricter level, they would fail if
-    # another one changes the same row meanwhile, as the heartbeat of a lease does.
+    # another transaction changes the same row meanwhile, as the heartbeat of a lease does.
     "default_transaction_isolation": "read committed",
     # A commit counts once the server has written it to its disk, and to those of its synchronous
     # replicas.

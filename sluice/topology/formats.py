@@ -80,10 +80,10 @@ def Avro(  # noqa: N802  (reads as a type)
     Records are written with the schema that follows from the class, which the subject must have:
     see `sluice schema push`. With `register=True`, a run registers it. `version` is a number or
     "latest", and `metadata` chooses the latest version with this metadata; records are then written
-    with that version. The subject is `TOPIC-value`. With another `strategy`, it is the record's
-    name in the `namespace`, or both together. `subject` names any other subject. With
-    `schema_in="header"`, written records name their schema in the header `__value_schema_id`. When
-    records are read, the schema may be named in either way.
+    with that version. The subject is `TOPIC-value`. With `strategy="record"`, it is the record's
+    name in the `namespace`; with `"topic_record"`, it has both names. `subject` names another
+    one. With `schema_in="header"`, written records name their schema in the header
+    `__value_schema_id`. When records are read, the schema may be named in either way.
     """
     chosen = RegistryFormat(
         kind="AVRO",

@@ -21,7 +21,7 @@ _HERE = f"{Path(__file__).parent}{os.sep}"
 
 def file_of(folder: Path, subject: str) -> Path:
     """Return the file with a subject's schema, for pipelines in this folder."""
-    # A subject of a context has colons, and one by the name of a record may have slashes.
+    # Subjects in a context contain colons. A subject that is a record's name may contain slashes.
     name = ""
     for sign in subject:
         name += sign if sign.isalnum() or sign in "-_." else "_"

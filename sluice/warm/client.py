@@ -106,7 +106,7 @@ class WarmRun:
         return None if line is None else decode_reply(line).status
 
     def _next_line(self, patience_s: float | None) -> bytes | None:
-        """Return the next line; None if the connection ends before, or refuses the request."""
+        """Return the next line; None if the connection has ended, or the request is refused."""
         self.connection.settimeout(patience_s)
         while b"\n" not in self._received:
             try:
@@ -131,7 +131,7 @@ def run_warm(
 ) -> int | None:
     """Run a pipeline on a warm driver, with this process's output. Return the run's status.
 
-    Return None if there is no warm driver for the run, or if it is lost.
+    Return None if there is no warm driver for the run, or if the driver is lost.
 
     If this process gets a signal to end, kill the run and raise Interrupted.
     """
@@ -252,7 +252,7 @@ def _start_driver(settings: Settings, master: str, key: str, *, delta: bool) -> 
 
 def _spawn(command: Sequence[str], variables: Mapping[str, str], log: Path) -> None:
     """Start a program that outlives this process, with its output in a file."""
-    # Another run may be starting the same driver, which then ends at once.
+    # Another run may be starting the same driver. One of the two drivers then ends at once.
     with log.open("a") as output:
         subprocess.Popen(
             command,
@@ -268,7 +268,7 @@ def _spawn(command: Sequence[str], variables: Mapping[str, str], log: Path) -> N
 def locked(settings: Settings, key: str) -> Iterator[bool]:
     """Hold the lock of a driver's key in the block. Yield whether it was free.
 
-    A driver holds it from its start to its end.
+    A driver holds the lock from its start to its end.
     """
     folder = drivers_folder(settings)
     folder.mkdir(parents=True, exist_ok=True)

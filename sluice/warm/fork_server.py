@@ -59,7 +59,8 @@ class Limits:
     runs: int = 500
     """A driver ends after so many runs."""
     age_s: float = 12 * 3_600.0
-    """A driver ends after so many seconds, when the runs have ended that it has taken by then."""
+    """After so many seconds, a driver takes no more runs, and ends after the runs that it has
+    taken."""
 
 
 @dataclass(eq=False)
@@ -258,7 +259,7 @@ class ForkServer:
         self._is_lost = True
 
     def _drop(self, client: _Client) -> None:
-        """Forget a client, and kill its run if it goes on."""
+        """Forget a client, and kill its run if it is still running."""
         if client.pid:
             self._reap(client)
         with suppress(KeyError, ValueError):

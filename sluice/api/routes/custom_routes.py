@@ -109,7 +109,7 @@ class Stores:
     ) -> list[Entry]:
         """Return all entries in order, up to 100,000.
 
-        With `here=True`, only those of shards that this process opens.
+        With `here=True`, return only the entries of shards that this process opens.
         """
         pin = await self._pin(store)
         workers: list[WorkerInfo] | None = None

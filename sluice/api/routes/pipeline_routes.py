@@ -200,7 +200,7 @@ async def list_batches(request: Request, query: BatchesQuery) -> Response:
 
 @router.get("/{pipeline}/history", answers.History, parameters=HistoryQuery)
 async def show_history(request: Request, query: HistoryQuery) -> Response:
-    """Add up the batches and runs of the pipeline in a time, in equal parts of this time."""
+    """Add up the pipeline's batches and runs in a period, for each of its equal parts."""
     access = await access_of(request)
     info = await access.generation(query.pipeline)
     since, until = parse_moment("since", query.since), parse_moment("until", query.until)
@@ -224,7 +224,7 @@ async def list_runs(request: Request, query: RunsQuery) -> Response:
 
 @router.get("/{pipeline}/finished-runs", list[answers.FinishedRun], parameters=FinishedRunsQuery)
 async def list_finished_runs(request: Request, query: FinishedRunsQuery) -> Response:
-    """Return the runs that ended in a time and what they cost, newest first.
+    """Return the runs that ended in a period and what they cost, newest first.
 
     They include runs from the command line. Runs are known for eight days.
     """
@@ -262,8 +262,8 @@ async def list_activity(request: Request, query: ActivityQuery) -> Response:
 async def start_run(request: Request, query: PipelineQuery, start: StartRun) -> Response:
     """Trigger the pipeline's DAG.
 
-    It reads records, replays into a new generation, or promotes or drops that generation. The user
-    needs the permission to edit the DAG. The new run waits until the previous run has ended.
+    The run reads records, replays into a new generation, or promotes or drops that generation. The
+    user needs the permission to edit the DAG. The new run waits until the previous run has ended.
     """
     access = await access_of(request)
     await access.require_edit(query.pipeline)

@@ -1,7 +1,7 @@
 """The orders example with a schema registry: the pipeline's file, samples and results in a format.
 
-The records are written and read by `fastavro` and by Protobuf's own library, so what Sluice reads
-and writes is compared with others.
+The records are written and read by `fastavro` and by Protobuf's own library, so Sluice's reading
+and writing is compared with other implementations.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ class RegisteredOrders:
     def _samples(self, count: int, seed: int, start_ms: int) -> Iterator[Sample]:
         """Yield the samples in the format.
 
-        An order that the format cannot hold stays JSON, as a wrong producer sends it.
+        An order that the format cannot hold stays JSON, as a faulty producer would send it.
         """
         for sample in EXAMPLE.samples(count, seed, start_ms):
             schema = self.registry.version(f"{sample.topic}-value")

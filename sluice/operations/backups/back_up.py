@@ -96,7 +96,7 @@ def _pin_shards(ledger: Ledger, copy: Ledger) -> Iterator[list[Source]]:
                 if published_generations(ledger) == generations:
                     raise
                 # The ledger has changed meanwhile: a generation and its shards may have been
-                # removed. The next attempt begins.
+                # removed. Try again.
                 continue
             copy_ledger(ledger, copy)
             if published_generations(copy) == generations:

@@ -39,7 +39,8 @@ class FinishedRun(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     """The version of Sluice."""
     topology: str = ""
-    """A hash of what computes the state; empty before the first batch. See `topology_hash`."""
+    """A hash of the definitions that compute the state; empty before the first batch. See
+    `topology_hash`."""
     cpu_seconds: float | None = None
     """The CPU time of all processes on the driver's host; None if the driver was killed."""
     memory_bytes: int | None = None
@@ -88,7 +89,7 @@ class FinishedRuns(LedgerPart):
     def between(
         self, pipeline: str, since: datetime, until: datetime, limit: int
     ) -> list[FinishedRun]:
-        """Return the newest runs that ended in a time, newest first."""
+        """Return the newest runs that ended in a period, newest first."""
         c = FINISHED_RUNS.c
         statement = (
             select(FINISHED_RUNS)
@@ -131,7 +132,7 @@ class FinishedRuns(LedgerPart):
 
 
 def topology_hash(info: GenerationInfo) -> str:
-    """Return a hash of what computes a generation's state.
+    """Return a hash of the definitions that compute a generation's state.
 
     It changes when a change of the pipeline's file changes stores, steps, functions or contracts.
     """

@@ -440,7 +440,7 @@ class Generations(LedgerPart):
 
 
 def _forget_places(connection: Connection, pipeline: str) -> None:
-    """Remove where the workers of a pipeline are, if it has neither workers nor a generation."""
+    """Remove the placements of a pipeline that has neither workers nor a generation."""
     for table in (WORKERS, GENERATIONS):
         if connection.execute(select(table).where(table.c.pipeline == pipeline)).first():
             return

@@ -253,7 +253,7 @@ class Renames(LedgerPart):
 
 
 def _require_free(connection: Connection, old: str, name: str) -> None:
-    """Raise Refused if a pipeline has this name, or shards of one that is being removed exist."""
+    """Raise Refused if the name is in use, or if a removed pipeline of this name has shards."""
     for table in (PIPELINES, GENERATIONS, WORKERS, PLACEMENTS):
         row = connection.execute(select(table).where(table.c.pipeline == name).limit(1)).first()
         if row is not None:
@@ -264,7 +264,7 @@ def _require_free(connection: Connection, old: str, name: str) -> None:
 
 
 def _copy_leases(connection: Connection, old: str, name: str) -> None:
-    """Copy the leases. A driver that has lost one of an earlier pipeline `name` stays fenced."""
+    """Copy the leases. A driver that lost a lease of an earlier pipeline `name` stays fenced."""
     earlier = {row["generation"]: row["epoch"] for row in _rows(connection, LEASES, name)}
     connection.execute(delete(LEASES).where(LEASES.c.pipeline == name))
     rows = {row["generation"]: row for row in _rows(connection, LEASES, old)}

@@ -1,4 +1,4 @@
-"""Copies shards: the only way of state to another host, another database or generation.
+"""Copies shards: the only way to bring state to another host, database or generation.
 
 A copy is filled in pages. Until it is complete, the copy is sealed, so that no run writes to it.
 Each row comes with its digest, which the copy checks before it stores the row. At the end, the copy

@@ -90,7 +90,7 @@ class Journal(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LastPlaces(msgspec.Struct, frozen=True, array_like=True):
-    """What identifies the last row, state and answer of a shard, in the order of copying.
+    """The ids of the last row, state and answer of a shard, in the order of copying.
 
     A field is None if the shard has nothing of this kind.
     """

@@ -58,9 +58,9 @@ def libraries_of_name(folder: Path, pipeline: str, home: Path) -> Libraries | No
 
 
 def _is_mentioned(option: bytes, folder: Path) -> bool:
-    """Return whether a `sluice.toml` has an option.
+    """Return whether any `sluice.toml` mentions an option.
 
-    If none has, a run need not read the files of all pipelines to find its own.
+    If none does, a run need not read the files of all pipelines to find its own.
     """
     for place in pipeline_folders(folder):
         file = place / FILE

@@ -29,7 +29,7 @@ Repartitions: TypeAlias = Literal["never", "if_rekeyed", "always"]
 step since the last topic has changed their key, or always."""
 
 Foreign: TypeAlias = Literal["key", "windowed_key", "record", "computed"]
-"""What the column `foreign` of an input's rows has: the record's own key, this key with its
+"""The content of the column `foreign` of an input's rows: the record's own key, this key with its
 window, the record's value, or what `Node.foreign_sql` computes."""
 
 
@@ -313,7 +313,7 @@ class Node:
 
     @property
     def author_functions(self) -> tuple[Any, ...]:
-        """The author's functions on which the node's results depend; None for one not given."""
+        """The author's functions on which the results depend; None for a function not given."""
         return ()
 
     # -- Texts

@@ -1,5 +1,5 @@
-// Charts over time, drawn by uPlot. All charts of a page share their time, and the place of the
-// pointer.
+// Charts over time, drawn by uPlot. All charts of a page show the same period, and share the
+// pointer's position.
 
 import { element } from "./dom.js";
 import { bytes, duration, short, timeText } from "./format.js";

@@ -79,7 +79,7 @@ function line(columns, row) {
   return element("tr", {}, cells);
 }
 
-// Links of which one is chosen. `choices`: [{ href, text, isChosen }].
+// A list of links, one of which is marked as chosen. `choices`: [{ href, text, isChosen }].
 export function choices(label, all, ...more) {
   const links = all.map(({ href, text, isChosen }) =>
     element("a", { class: "choice", href, "aria-current": isChosen ? "true" : null }, text),

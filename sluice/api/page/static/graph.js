@@ -143,7 +143,7 @@ function smallMap(graph) {
   return svg("svg", { class: "map", "aria-hidden": "true", ...size }, boxes);
 }
 
-// The place of the pointer in the units of a picture.
+// The pointer's position in the units of a picture.
 function placeIn(picture, { clientX, clientY }) {
   const matrix = picture.getScreenCTM().inverse();
   const { x, y } = new DOMPoint(clientX, clientY).matrixTransform(matrix);

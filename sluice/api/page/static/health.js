@@ -1,4 +1,4 @@
-// The health of pipelines, and what is wrong with them, in the words of all views.
+// The health of pipelines and their failures, in texts that all views share.
 
 import { part } from "./api.js";
 import { airflowLink, badge, element, link } from "./dom.js";
@@ -106,7 +106,7 @@ function causeOf({ pipeline, failure: { kind, host, title, detail, next_step: ne
 const withoutName = (text, name) =>
   text.replaceAll(/[\w-]+/g, (word) => (word === name ? "NAME" : word));
 
-// What is wrong with a pipeline, or with several pipelines for the same reason.
+// A failure of one pipeline, or of several pipelines with the same cause.
 function failureLine(same) {
   const [{ pipeline, failure }] = same;
   const names = same.map((each) => each.pipeline.pipeline);

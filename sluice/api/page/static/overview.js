@@ -1,4 +1,4 @@
-// All pipelines: what needs a person first, then a line for each pipeline, the worst first.
+// All pipelines: first the failures that need a person, then a line for each pipeline, worst first.
 
 import { get, query } from "./api.js";
 import { badge, card, choices, element, link } from "./dom.js";

@@ -164,7 +164,7 @@ function mostOf(attempts, name, format) {
   return values.length ? format(Math.max(...values)) : "–";
 }
 
-// A run that has ended, and that Airflow does not have.
+// A run that has ended, and that is not in Airflow.
 function fromLedger(run, batches) {
   const [begun, ended] = [Date.parse(run.began_at), Date.parse(run.ended_at)];
   const own = batches
