@@ -37,7 +37,7 @@ class Cost:
     wall_s: float
     """From the start of the process until its records can be queried."""
     cpu_s: float
-    """CPU seconds of the process and its descendants by then, without the broker."""
+    """CPU seconds of the process and its descendants in this time, without the broker."""
     peak_gb: float
     """The peak of their total memory; a page that several processes share counts once (PSS)."""
     cpu_by_program: Mapping[str, float] = field(default_factory=dict)

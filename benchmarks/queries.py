@@ -105,7 +105,7 @@ def median_of(name: str, rounds: Rounds) -> Result:
 
 
 def ratio(rounds: Rounds, ours: str) -> float | None:
-    """Return the median over the rounds of a pair's ratio of requests per second.
+    """Return a pair's ratio of requests per second: the median of all rounds.
 
     Return None if the other side of the pair was not measured.
     """

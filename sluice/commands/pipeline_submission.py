@@ -75,8 +75,9 @@ def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = No
                 f"{detail} Published batches are kept; repeat the command to continue.",
                 soft_wrap=True,
             )
-        # Only note failures of plain runs, for which `options` is empty. The ledger keeps a failure
-        # until a plain run has read all records, which is too long for a rebuild or replay.
+        # Note failures of plain runs only, for which `options` is empty. The ledger keeps a failure
+        # until a plain run has read all records, so a failed rebuild or replay would stay there too
+        # long.
         if status and not options:
             note_killed(settings(), pipeline, "", started_at, EngineError(detail))
     raise typer.Exit(status)

@@ -96,7 +96,7 @@ def status() -> None:
 
 
 def retire(pipeline: PipelineName) -> None:
-    """Say that a pipeline is no longer run, so that nothing counts as wrong with it.
+    """Record that a pipeline is no longer run. Nothing counts as wrong with it any more.
 
     Do this after you have removed the pipeline's file. The state stays. If the pipeline runs again,
     it is no longer retired.

@@ -43,7 +43,7 @@ def create(
         int, typer.Option(min=0, help="Replicas of each partition; 0: the broker's default.")
     ] = 0,
 ) -> None:
-    """Create the missing topics of a pipeline: its inputs, its outputs, and those of its own.
+    """Create the missing topics of a pipeline: its inputs, its outputs, and its own topics.
 
     Its own topics are those for dead letters, markers and re-drives.
     """

@@ -340,7 +340,7 @@ class Rebuild:
     def _sources_of(
         self, ledger: Ledger, old: GenerationRef, new: GenerationRef
     ) -> tuple[list[SourcePartition], Mapping[str, TopicState]]:
-        """Return where a generation that was built began to read, and the topics as they are now.
+        """Return where the built generation began to read, and the topics as they are now.
 
         Raise InputError if the topics have lost records that the generation has not read yet.
         """
@@ -601,7 +601,7 @@ def _positions_read(ledger: Ledger, ref: GenerationRef) -> Positions:
 def _same_topics(
     ledger: Ledger, old: GenerationRef, now: Mapping[str, TopicState]
 ) -> dict[str, TopicState]:
-    """Return the topics that are still the same as when a generation began to read them."""
+    """Return the topics that have not been created again since a generation began to read them."""
     ids = {source.topic: source.topic_id for source in ledger.sources.get(old)}
     same: dict[str, TopicState] = {}
     for name, topic in now.items():

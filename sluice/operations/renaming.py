@@ -237,8 +237,8 @@ def undo(settings: Settings, old: str, new: str) -> None:
                     try:
                         drop_shard(address)
                     except Refused:
-                        # A state server that was restarted no longer expects the copy, which it
-                        # keeps sealed until another copy takes its place.
+                        # A state server that was restarted does not expect the copy any more. The
+                        # server keeps the copy sealed, until another copy takes its place.
                         if not is_remote(address):
                             raise
             delete_topics(settings.kafka, own_topics(new))

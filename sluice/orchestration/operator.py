@@ -231,7 +231,7 @@ class SluiceOperator(SparkSubmitOperator):
         waits = _WAITS_WHILE_PAUSED if self.continuous else 1
         pause: Pause | None = None
         for attempt in range(waits):
-            # If the ledger is away, the run itself reports that.
+            # If the ledger does not answer, the run itself reports that.
             with suppress(SluiceError, OSError), Ledger.open(settings().ledger) as ledger:
                 pause = ledger.pauses.of(self.pipeline)
             if pause is None:

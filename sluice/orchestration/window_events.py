@@ -124,7 +124,7 @@ def closed_windows(context: Mapping[str, Any]) -> list[ClosedWindow]:
 
 @dataclass(frozen=True)
 class _Announcement:
-    """The windows of a store that a run announces, by their end."""
+    """The windows of a store that a run announces, sorted by their ends."""
 
     windows: Sequence[Bounds]
     snapshot: Snapshot

@@ -39,7 +39,7 @@ FOLDER = "libraries"
 ON_EXECUTORS = "sluice-libraries"
 """The folder with the libraries in the working folder of a cluster's executor."""
 UNUSED_DAYS = 30.0
-"""Libraries that have been unused for so long are removed when others are installed."""
+"""Libraries that have been unused for this time are removed when others are installed."""
 _RETRY_S = 600.0
 _SHOWN_LINES = 8
 # zipfile raises RuntimeError for encrypted files, and its subclass for unknown compressions.

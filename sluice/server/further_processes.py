@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 START_SECONDS = 60.0
 """How long a process may take until it accepts connections."""
 RESTART_SECONDS = 1.0
-"""How long after the end of a process another one takes its place."""
+"""How long after the end of a process a new process takes its place."""
 STOP_SECONDS = 12.0
 """How long a process may take to end; longer than it lets requests end."""
 
@@ -163,7 +163,7 @@ def _run(
     report: Connection,
     ended: Callable[[], None],
 ) -> None:
-    """Serve in a further process, as its main function."""
+    """Serve in a further process. This is the process's main function."""
 
     def started() -> None:
         # Nobody waits for the report of a process that replaces another one.

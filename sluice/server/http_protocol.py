@@ -455,7 +455,7 @@ class _Outbox:
             try:
                 transport.flush()
             except Exception:
-                # The other connections must get their responses all the same.
+                # An error of one connection must not keep the others from getting their responses.
                 log.exception("A response could not be sent")
                 transport.abort()
 

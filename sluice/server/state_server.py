@@ -311,7 +311,7 @@ def uvicorn_config(app: ASGIApp, options: ServerOptions) -> uvicorn.Config:
         ssl_keyfile=options.key,
         http=PatientProtocol,
         loop="uvloop",
-        # Uvicorn would take an app for one of an older version if its call is not a coroutine
+        # Uvicorn treats an app as one of an older ASGI version unless its call is a coroutine
         # function.
         interface="asgi3",
         lifespan="off",

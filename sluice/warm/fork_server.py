@@ -242,7 +242,7 @@ class ForkServer:
 
     def _reap(self, client: _Client) -> int:
         """End all processes of a client's run, and return the status of the first of them."""
-        # As long as nobody has asked for the status, the session's number cannot be used again.
+        # Until the status has been read, the system does not use the session's number again.
         kill_session(client.pid)
         _, waited = os.waitpid(client.pid, 0)
         del self._running[client.pid]

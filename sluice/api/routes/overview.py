@@ -195,7 +195,7 @@ def _health(
     if trouble == "broken":
         return PipelineHealth.BROKEN
     state = dag.last_run.state if dag.last_run else ""
-    # A driver or a task that waits for others is not at work, although Airflow says that it runs.
+    # A driver or a task that waits for others does no work, although Airflow shows it as running.
     is_at_work = not {"slot", "lease", "registry"} & {*kinds}
     # If the lease is held, a driver is running, even if Airflow has not started this driver. After
     # a failed run, a held lease proves nothing, because a killed driver's lease is held until it

@@ -53,7 +53,7 @@ WAITING_KINDS: frozenset[FailureKind] = frozenset({"input", "slot", "lease", "re
 """A pipeline with such a failure goes on by itself once the broker, Airflow, the other driver or
 the registry is ready."""
 RUN_KINDS: frozenset[FailureKind] = frozenset({"run", "registry"})
-"""With such a failure, a run has ended."""
+"""The kinds of failures that end a run."""
 OBSERVED_KINDS: frozenset[FailureKind] = frozenset({"lease", "host", "disk", "clock"})
 UNSEEN_SECONDS = 900.0
 SLOT_SECONDS = 40.0

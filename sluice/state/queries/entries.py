@@ -64,7 +64,7 @@ class EntryWithHeaders(Entry, frozen=True, array_like=True):
     """An entry of a store that keeps headers."""
 
     kept: msgspec.Raw = msgspec.Raw(_NULL)
-    """JSON of the headers, or of an object with the headers of each value of a processor's store.
+    """The headers as JSON. In a processor's store, it is an object with the headers of each value.
     It is null without headers."""
 
     @property

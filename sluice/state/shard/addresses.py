@@ -24,7 +24,7 @@ def drop(url: str) -> None:
     """Delete a shard that this process can open. Do nothing if it does not exist."""
     parsed = with_password(_parse(url))
     if parsed.get_backend_name() == "sqlite":
-        # SQLite would apply a remaining log to a new database of the same name.
+        # If the log remained, SQLite would apply it to a new database of the same name.
         for ending in ("", "-wal", "-shm"):
             Path(f"{parsed.database}{ending}").unlink(missing_ok=True)
     else:

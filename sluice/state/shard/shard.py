@@ -344,7 +344,7 @@ class Shard(Protocol):
         after: tuple[int, int, str, int] | None,
         limit: int,
     ) -> list[StateVersion]:
-        """Return the same as `row_versions`, of states after (operator, shared, key, batch)."""
+        """Do the same as `row_versions` for states. `after` is (operator, shared, key, batch)."""
 
     def absorb_states(self, versions: Iterable[StateVersion]) -> None:
         """Do the same as `absorb_rows` for operator states."""

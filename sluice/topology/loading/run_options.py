@@ -126,7 +126,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         )
 
     def with_connections(self, settings: Settings) -> Settings:
-        """Return the settings with this pipeline's connections, which the environment has.
+        """Return the settings with this pipeline's connections, read from the environment.
 
         Raise SettingsError if it lacks one of them.
         """
@@ -285,9 +285,9 @@ def _read(file: Path) -> _File:
 
 
 def _with_whole_path(options: RunOptions, file: Path) -> RunOptions:
-    """Return options whose requirements, relative to the folder of `file`, have their whole path.
+    """Return the options, with the requirements' path completed by the folder of `file`.
 
-    Empty requirements stay empty: a pipeline has none, although the defaults have.
+    Empty requirements stay empty: the pipeline has none, even if the defaults have some.
     """
     if not options.requirements:
         return options

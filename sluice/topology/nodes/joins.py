@@ -41,7 +41,7 @@ class Join(Node):
     window: JoinWindow | None = None
     on: str | None = None
     grace_ms: int | None = None
-    """How long a stream's record waits for a versioned table's row as of the record's time."""
+    """How long a stream's record waits for late rows of a versioned table."""
     mapped_key: str | None = None
     """The name of a third field of the result, with the key that was looked up; None without it."""
 
