@@ -42,8 +42,7 @@ _LOGGING = [
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
     "-Dorg.slf4j.simpleLogger.showDateTime=true",
     "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd HH:mm:ss.SSS",
-    # Kafka sets log levels of log4j, which is not used here and would warn that it has no
-    # configuration.
+    # Kafka sets levels of log4j. Log4j is not used here, and would warn that it is not configured.
     "-Dlog4j2.statusLoggerLevel=OFF",
 ]
 

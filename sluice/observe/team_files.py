@@ -1,4 +1,4 @@
-"""The alert rules and the dashboard of the metrics: of all pipelines, or of those of an owner."""
+"""Alert rules and a dashboard for the metrics of all pipelines, or of an owner's pipelines."""
 
 from __future__ import annotations
 

@@ -148,7 +148,8 @@ def open_engine(url: URL) -> Engine:
         # PostgreSQL may have been restarted since a connection of the pool was last used.
         secrets = secret_parameters(url)
         engine = create_engine(
-            # The representation of an engine shows the URL, and SQLAlchemy masks only the log-in.
+            # SQLAlchemy masks only the log-in when it shows an engine, so keep other secrets out of
+            # its URL.
             url.difference_update_query(secrets),
             pool_pre_ping=True,
             pool_timeout=_POOL_SECONDS,

@@ -32,7 +32,7 @@ def pulled_schema(where: str, subject: str) -> RegisteredSchema:
     """Read the schema of a subject for the file that is being loaded."""
     folder = _folder_of_caller()
     path = file_of(folder, subject)
-    # Spark puts the files of a run into one folder on the hosts of its executors.
+    # On the hosts of executors, Spark puts the files of a run into one folder, so look there, too.
     for place in (path, folder / path.name):
         if place.is_file():
             return read_file(place)

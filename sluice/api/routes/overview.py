@@ -33,7 +33,7 @@ _NO_DAG = DagState(paused=False, last_run=None)
 
 
 class ChosenPipelines(msgspec.Struct, frozen=True, kw_only=True):
-    """Which pipelines of the overview."""
+    """The filters that choose pipelines of the overview."""
 
     health: Annotated[
         PipelineHealth | None, Meta(description="Only pipelines with this health.")

@@ -69,7 +69,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Whether runs use a warm driver, and start it if there is none: as SLUICE_WARM."""
     spark_connection: Name | None = None
     """Airflow's connection with the Spark master."""
-    spark_conf: dict[str, str] = {}  # msgspec copies it
+    spark_conf: dict[str, str] = {}  # msgspec copies the default
     """Spark settings, beside those in SLUICE_SPARK_CONF."""
     requirements: str | None = None
     """The path of a file with the pipeline's own libraries: for pip, or an archive of packages."""
@@ -78,7 +78,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     shards_connection: Name | None = None
     """Airflow's connection with the PostgreSQL database for the pipeline's shards, or the NAME of
     SLUICE_CONNECTION_NAME."""
-    executor_config: dict[str, Any] = {}  # msgspec copies it
+    executor_config: dict[str, Any] = {}  # msgspec copies the default
     """What Airflow's executor gets with the task, such as a template of its pod."""
     budget: Budget | None = None
     """What the runs of a day may cost."""
@@ -182,7 +182,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The content of a `sluice.toml`."""
 
     defaults: RunOptions = RunOptions()
-    pipelines: dict[str, RunOptions] = {}  # msgspec copies it
+    pipelines: dict[str, RunOptions] = {}  # msgspec copies the default
     budget: Budget | None = None
     """What the runs of all pipelines of the folder may cost together; in the platform's file, those
     of all teams."""

@@ -84,7 +84,7 @@ class Join(Node):
             reads_store=self.kind == "stream-table",
         )
         if self.kind == "foreign-key":
-            # The task of the left table looks rows up in the task of the right table.
+            # In Kafka Streams, the left table's task looks rows up in the task of the right table.
             of_left = replace(of_left, is_from_another_task=False)
             of_right = replace(of_right, is_from_another_task=True)
         inputs: list[Input] = []
