@@ -36,7 +36,7 @@ from spark_jobs.orders import Order
 
 
 class RichOrder(Order):
-    """An order with parts of more types."""
+    """An order that also has a limited number and text, a list, and a map."""
 
     points: Annotated[int, Meta(ge=0)]
     coupon: Annotated[str, Meta(max_length=20)] | None

@@ -199,7 +199,7 @@ def look_up(home: Path, keys: int, connections: int, seconds: int) -> float:
             for case in cases:
                 with console.status(case.name):
                     result = measure(home, case, connections, seconds)
-                # The first round warms up.
+                # The first round only warms up, so leave it out.
                 if number:
                     latencies.setdefault(case.name, []).append(result.p50_ms)
     few, many = [statistics.median(latencies[case.name]) for case in cases]

@@ -22,7 +22,7 @@ PROGRAMS = (JVM, WORKERS, DRIVER)
 
 @dataclass(frozen=True)
 class Shape:
-    """What a run processes."""
+    """The numbers that determine how much CPU time a run takes."""
 
     records: int
     batches: int

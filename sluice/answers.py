@@ -287,7 +287,7 @@ class Resumed(msgspec.Struct, frozen=True):
     """What a request to resume a pipeline has done."""
 
     was_paused: bool
-    """Whether the pipeline was paused until then."""
+    """Whether the pipeline was paused before the request."""
 
 
 class PipelineStatus(msgspec.Struct, frozen=True):
@@ -400,7 +400,7 @@ class Run(msgspec.Struct, frozen=True):
     action: str
     """The action of the run: `run`, `replay`, `promote`, `drop`, `roll_back` or `change`."""
     queued_at: datetime | None = None
-    """When the run was asked for."""
+    """When the run was requested."""
     attempts: list[Attempt] = []
     """The attempts of the run's task, oldest first; empty in the overview."""
     started_by: str = ""
@@ -465,9 +465,9 @@ class OverviewSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     pipelines: int
     matching: int
-    """How many of them match the request."""
+    """The number of pipelines that match the request."""
     failing: int
-    """How many of them have something wrong with them, whatever their health."""
+    """The number of pipelines with failures, whatever their health."""
     health: dict[str, int]
     owners: dict[str, int]
     """Owner of the DAG → number of pipelines; an empty text for pipelines without an owner."""
@@ -686,11 +686,11 @@ class DeadLetterGroup(msgspec.Struct, frozen=True, kw_only=True):
     """An empty text for records that no step has processed."""
     count: int
     redriven: int
-    """How many of them were re-driven."""
+    """How many of these dead letters were re-driven."""
     failed_again: int
     """How many of the re-driven records have become dead letters again."""
     example: DeadLetter
-    """The newest of them."""
+    """The newest of these dead letters."""
 
 
 class DeadLetters(msgspec.Struct, frozen=True):

@@ -41,7 +41,7 @@ _MOST_THREADS = 16
 
 
 class Sight(NamedTuple):
-    """Something wrong that a host has seen."""
+    """A problem that a host has noticed."""
 
     kind: FailureKind
     host: str

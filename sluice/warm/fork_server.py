@@ -50,7 +50,7 @@ _LONGEST_WAIT_S = 86_400.0
 
 @dataclass(frozen=True)
 class Limits:
-    """When a driver takes no more runs."""
+    """The limits after which a driver takes no more runs."""
 
     at_once: int = 4
     """The most runs that are processed at the same time. The others wait."""

@@ -20,7 +20,7 @@ PART = 65_536
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A run for a warm driver."""
+    """A request to do a run on a warm driver."""
 
     key: str
     """The key of the driver that the client expects."""

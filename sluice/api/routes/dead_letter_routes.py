@@ -57,7 +57,7 @@ Step = Annotated[
 
 
 class DeadLettersQuery(PipelineQuery, frozen=True, kw_only=True):
-    """Dead letters by reason, time and partition."""
+    """The parameters of `list_dead_letters`."""
 
     reason: Reason = ""
     since: Since | None = None

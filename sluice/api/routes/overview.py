@@ -55,7 +55,7 @@ class ChosenPipelines(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OverviewQuery(ChosenPipelines, frozen=True, kw_only=True):
-    """The pipelines of the overview."""
+    """The parameters of `show_overview`."""
 
     pipeline: Annotated[str, Meta(description="Only this pipeline.", max_length=200)] | None = None
     limit: Annotated[
@@ -64,7 +64,7 @@ class OverviewQuery(ChosenPipelines, frozen=True, kw_only=True):
 
 
 class SummaryQuery(ChosenPipelines, frozen=True, kw_only=True):
-    """The pipelines of the summary."""
+    """The parameters of `summarize`."""
 
     limit: Annotated[
         int, Meta(description="Maximum number of pipelines in `first`.", ge=0, le=100_000)

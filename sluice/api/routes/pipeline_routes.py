@@ -61,13 +61,13 @@ class PipelineQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SnapshotsQuery(PipelineQuery, frozen=True, kw_only=True):
-    """The newest snapshots of a pipeline."""
+    """The parameters of `list_snapshots`."""
 
     limit: Annotated[int, Meta(description="Maximum number of snapshots.", ge=1, le=1_000)] = 20
 
 
 class BatchesQuery(PipelineQuery, frozen=True, kw_only=True):
-    """The newest batches of a pipeline."""
+    """The parameters of `list_batches`."""
 
     limit: Annotated[int, Meta(description="Maximum number of batches.", ge=1, le=5_000)] = 100
     since: (
@@ -80,7 +80,7 @@ class BatchesQuery(PipelineQuery, frozen=True, kw_only=True):
 
 
 class HistoryQuery(PipelineQuery, frozen=True, kw_only=True):
-    """The batches of a time, in columns."""
+    """The parameters of `show_history`."""
 
     since: Annotated[str, Meta(description="The begin of the time.", max_length=100)]
     until: Annotated[str, Meta(description="The end of the time.", max_length=100)]
@@ -88,13 +88,13 @@ class HistoryQuery(PipelineQuery, frozen=True, kw_only=True):
 
 
 class RunsQuery(PipelineQuery, frozen=True, kw_only=True):
-    """The newest runs of a pipeline."""
+    """The parameters of `list_runs`."""
 
     limit: Annotated[int, Meta(description="Maximum number of runs.", ge=1, le=MOST_RUNS)] = 20
 
 
 class FinishedRunsQuery(PipelineQuery, frozen=True, kw_only=True):
-    """The runs that ended in a time."""
+    """The parameters of `list_finished_runs`."""
 
     since: Annotated[str, Meta(description="The begin of the time.", max_length=100)]
     until: Annotated[str, Meta(description="The end of the time.", max_length=100)]
@@ -102,7 +102,7 @@ class FinishedRunsQuery(PipelineQuery, frozen=True, kw_only=True):
 
 
 class ActivityQuery(PipelineQuery, frozen=True, kw_only=True):
-    """What people have done to a pipeline."""
+    """The parameters of `list_activity`."""
 
     limit: Annotated[int, Meta(description="Maximum number of activities.", ge=1, le=1_000)] = 100
 
@@ -155,7 +155,7 @@ class Resume(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class TopologyQuery(PipelineQuery, frozen=True, kw_only=True):
-    """The topology of a pipeline."""
+    """The parameters of `get_topology`."""
 
     form: Annotated[Form, Meta(description="The output format.")] = msgspec.field(
         default=Form.TEXT, name="format"
