@@ -191,7 +191,7 @@ def _program(process: psutil.Process) -> str:
 
 @contextmanager
 def stopping(process: subprocess.Popen[Any]) -> Iterator[None]:
-    """Stop a process and its descendants, unless it has ended by the end of the block."""
+    """After the block, stop a process and its descendants, unless the process has ended."""
     try:
         yield
     finally:

@@ -184,7 +184,7 @@ def _print_figures(rounds: Rounds, connections: int) -> None:
 
 
 def look_up(home: Path, keys: int, connections: int, seconds: int) -> float:
-    """Return the ratio of the median latency of look-ups among many keys to that among few.
+    """Return the median latency of look-ups among many keys, divided by that among few keys.
 
     Both are measured alternately.
     """

@@ -30,8 +30,7 @@ _CALLBACKS = ("error_cb", "throttle_cb", "stats_cb", "log_cb", "on_commit")
 _SECTION, _ALLOWLIST = "apache_kafka", "callback_allowlist"
 """Airflow's setting that lists the functions which a connection may name."""
 _LIBPQ = ("ssl", "options", "target_session_attrs", "keepalives", "channel_binding", "gssencmode")
-"""A Postgres connection's extras whose names begin with one of these texts are parameters of
-libpq."""
+"""The prefixes of a Postgres connection's extras that are parameters of libpq."""
 
 
 class KafkaConfigHook(KafkaBaseHook):

@@ -551,7 +551,7 @@ class HistoryColumn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that happened to a pipeline at one time, to be marked in charts."""
+    """An event at one time in the history of a pipeline, to be marked in charts."""
 
     at: datetime
     text: str
@@ -603,7 +603,7 @@ class FinishedRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DailyCost(msgspec.Struct, frozen=True, kw_only=True):
-    """What the runs of a pipeline that ended on one day cost on their driver's host."""
+    """The cost of a pipeline's runs that ended on one day, on the hosts of their drivers."""
 
     pipeline: str
     owner: str

@@ -99,15 +99,15 @@ DELTA_CONF = {
 CODE = "sluice.zip"
 """The archive of this package on executors."""
 FINISHED = "SLUICE_FINISHED"
-"""The environment variable with the path of the file that a driver makes after it has done
+"""The environment variable with the path of a file that the driver makes when it has done
 everything."""
 UNFINISHED = (
     "The driver ended with status 0 before it had done everything. "
     "Look for code that ends the process."
 )
 CONNECTION = "_PYSPARK_DRIVER_CONN_INFO_PATH"
-"""The environment variable with the path of the file in which a JVM that a driver starts writes how
-to connect."""
+"""The environment variable with the path of a file in which the JVM writes how to connect, if a
+driver starts the JVM."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 WRITES_ARCHIVE = "SLUICE_WRITES_ARCHIVE"
 """The environment variable that is set if the driver's JVM writes the archive when it exits."""
@@ -140,11 +140,11 @@ class Submission:
     is_first: bool = False
     """Whether the run also writes the archive of Java classes."""
     finished: Path | None = None
-    """The file that a driver makes after it has done everything; None if the command is not a
+    """The file that a driver makes when it has done everything; None if the command is not a
     driver."""
     connection: Path | None = None
-    """The file in which a JVM that the driver starts writes how to connect; None if the command is
-    not a driver."""
+    """The file in which the driver's JVM writes how to connect, if the driver starts it; None if
+    the command is not a driver."""
 
     @property
     def is_finished(self) -> bool:

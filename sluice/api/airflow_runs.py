@@ -35,7 +35,7 @@ _TAG, _KINDS = "sluice", ("pipeline", "broken")
 kinds."""
 _ACTION = "action"
 _MARKING = ("patch_dag_run", "patch_task_instance")
-"""The events in Airflow's audit log by which a user changes the state of a run or of its task."""
+"""The names, in Airflow's audit log, of a user's changes of the state of a run or its task."""
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 

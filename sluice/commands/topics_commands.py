@@ -98,7 +98,7 @@ def accept(
         ),
     ] = False,
 ) -> None:
-    """Let a pipeline go on with its output topics as they are, after some were deleted.
+    """Let a pipeline continue with its output topics as they are, after some were deleted.
 
     No run may be in progress. The command concerns outputs, dead letters, markers and the markers
     of re-drives. Without --restored, what was in the topics stays lost.

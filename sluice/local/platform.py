@@ -139,7 +139,7 @@ class LocalPlatform:
         stop([self._services.pop(name)])
 
     def processes(self, component: str) -> list[psutil.Process]:
-        """Return one of Airflow's components and every process that it has started."""
+        """Return all processes of one of Airflow's components, with those that it has started."""
         return members({self._services[component].process.pid})
 
     def wait_for_airflow(self, say: Say = _silent) -> None:

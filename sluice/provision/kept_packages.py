@@ -74,7 +74,7 @@ def _metadata(installed: Distribution) -> str | None:
 
 
 def _requirements(installed: Distribution, extra: str) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the packages that an installed one needs for an extra, with their own extras."""
+    """Return the packages that an installed package needs for an extra, with their own extras."""
     # Imported here, because most pipelines have no requirements.
     from packaging.requirements import Requirement
 

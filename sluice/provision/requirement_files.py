@@ -76,7 +76,7 @@ class _Reader:
             yield _read(path)
 
     def _path(self, line: str) -> Path | None:
-        """Return the path that a line may name; None if it names a package of an index."""
+        """Return the path in a line; None if the line names a package of an index instead."""
         address = _FILE_ADDRESS.search(line)
         if address is not None:
             return Path(unquote(urlsplit(address[1]).path))

@@ -149,7 +149,7 @@ def _require_published(ledger: Ledger, ref: GenerationRef, worker: int, address:
 
 
 def register(ledger: Ledger, configuration: Settings, options: ServerOptions) -> None:
-    """Register this server, which listens already, as the owner of its address.
+    """Register this server, which must already listen, as the owner of its address.
 
     Raise StateError or Refused if the address does not lead to this server. Raise Refused if
     another server has the same address, such as 127.0.0.1 on another host.

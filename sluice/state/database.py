@@ -44,7 +44,7 @@ _COMPILED_FOR_SQLITE: LRUCache[Any, Any] = LRUCache(500)
 _POOL_SECONDS = 5
 """How long a thread waits for a free connection while other threads use all connections."""
 _FILE = "file"
-"""The name under which a connection of a pool remembers its file's identity."""
+"""The key under which a pooled connection keeps the identity of its file."""
 _WHERE_SET = "SLUICE_LEDGER sets the ledger's address, and SLUICE_SHARDS that of the shards."
 """The advice in an error about an invalid address."""
 
@@ -252,7 +252,7 @@ def transaction(engine: Engine) -> Iterator[Connection]:
 
 
 def insert_of(dialect: str) -> Callable[..., Any]:
-    """Return the function `insert` of a dialect, whose statements can update rows that exist."""
+    """Return the function `insert` of a dialect. Its statements can also update existing rows."""
     # Importing both dialects would take 25 ms, and a process needs only that of its database.
     insert: Callable[..., Any] = import_module(f"sqlalchemy.dialects.{dialect}").insert
     return insert

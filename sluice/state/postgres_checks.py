@@ -56,7 +56,7 @@ def require_usable_shards(addresses: Iterable[str]) -> None:
 
 
 def lossy_settings(url: URL, what: str) -> Iterator[str]:
-    """Describe settings of a server with which it can lose its newest commits.
+    """Describe the settings with which a server can lose its newest commits.
 
     Yield nothing for SQLite.
 

@@ -52,7 +52,7 @@ SESSION: Mapping[str, str] = {
     "idle_session_timeout": "0",
     "transaction_timeout": "0",
 }
-"""Settings that replace those of the server, of the database and of the role."""
+"""Settings that override those of the server, of the database and of the role."""
 _SINCE = {"idle_session_timeout": 140_000, "transaction_timeout": 170_000}
 """Setting → the first version of PostgreSQL that has it."""
 

@@ -241,7 +241,7 @@ class ForkServer:
         self._drop(client)
 
     def _reap(self, client: _Client) -> int:
-        """End all processes of a client's run, and return the status of the first of them."""
+        """End all processes of a client's run, and return the status of the run's first process."""
         # Until the status has been read, the system does not use the session's number again.
         kill_session(client.pid)
         _, waited = os.waitpid(client.pid, 0)

@@ -294,7 +294,7 @@ def _runs_path(root: str, pipeline: str) -> str:
 
 @router.post("/{pipeline}/pause", answers.Pause, body=StartPause, parameters=PipelineQuery)
 async def pause_pipeline(request: Request, query: PipelineQuery, pause: StartPause) -> Response:
-    """Pause the pipeline: no run of it starts, and nothing counts as wrong with it.
+    """Pause the pipeline: its runs do not start, and nothing counts as wrong with it.
 
     The user needs the permission to edit the DAG. A run in progress ends when it has read all
     records.

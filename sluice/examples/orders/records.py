@@ -18,7 +18,7 @@ _ORDERS_PER_SECOND = 200
 
 MAX_DISORDER_S = 10
 """An order may be at most this many seconds older than the orders before it. This is less than the
-windows' grace, so that no order is late."""
+windows' grace, so no order is late."""
 
 _LATE_BY_S = 120
 _GOOD = ""

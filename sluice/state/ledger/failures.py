@@ -47,8 +47,8 @@ from sluice.values.phrases import counted
 
 KINDS: tuple[FailureKind, ...] = get_args(FailureKind)
 FAILED_KINDS: frozenset[FailureKind] = frozenset({"run", "overdue"})
-"""A pipeline has failed if one of these kinds is recorded. A run that has read all records clears
-them."""
+"""A pipeline has failed if a failure of one of these kinds is recorded. A run that has read all
+records clears them."""
 WAITING_KINDS: frozenset[FailureKind] = frozenset({"input", "slot", "lease", "registry"})
 """A pipeline with such a failure goes on by itself once the broker, Airflow, the other driver or
 the registry is ready."""

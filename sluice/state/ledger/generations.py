@@ -307,7 +307,7 @@ class Generations(LedgerPart):
             connection.execute(update(LEASES).where(of_ref(LEASES, ref)).values(held=False))
 
     def forget_pipeline(self, lease: LeaseRow) -> None:
-        """Remove all that the ledger knows of a pipeline, except its workers and leases.
+        """Remove a pipeline from the ledger, except its workers, placements and leases.
 
         The workers stay until `forget_workers`, because their shards still exist. So do their
         placements: a state server deletes only the shards that the ledger places there. The leases

@@ -52,7 +52,7 @@ _COPIED = (WORKERS, LEASES, PLACEMENTS, PLACES)
 and their state servers serve them until they are removed. The leases stay, so that a driver that
 has lost one of them cannot write for a later pipeline of the former name."""
 _LEFT_BY_ATTEMPTS = (FAILURES, MEASUREMENTS, SIZES, NOTES, PAUSES, ACTIVITIES)
-"""The tables that may have rows of a name under which no pipeline has published anything."""
+"""The tables that may have rows for a pipeline that has published nothing."""
 
 
 _WITH_NAMES = ((SNAPSHOTS, "counts"), (SNAPSHOTS, "stream_times"), (TIMES, "times"))

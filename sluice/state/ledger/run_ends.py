@@ -113,7 +113,7 @@ def gone_files(
     folder: Path,
     found: Collection[str],
 ) -> dict[str, SluiceError]:
-    """Return the errors for the pipelines that have run, and that no file defines any more.
+    """Return the errors for pipelines that have run, but that no file defines any more.
 
     `files` maps each pipeline that has run to the path of its file then. `found` are the pipelines
     that the files in `folder` define. A pipeline of another folder counts only if this process sees

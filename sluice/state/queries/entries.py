@@ -42,7 +42,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def headers_by_name(self) -> dict[str, Headers]:
-        """The headers of each value, by its key, of a processor's store that keeps headers."""
+        """In a processor's store that keeps headers: key of a value → the value's headers."""
         return {}
 
     @property

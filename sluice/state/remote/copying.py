@@ -290,7 +290,7 @@ class SourceShard:
 
 
 def newest_rows(shard: Shard, group: int | None = None) -> Iterator[Version]:
-    """Yield the newest version of each state row with a value, sorted, of all groups or one."""
+    """Yield the newest version of each state row that has a value, sorted, for one group or all."""
     versions = chain.from_iterable(pages_of_versions(shard, group=group))
     for _, row_versions in groupby(versions, lambda version: version.row_id):
         *_, newest = row_versions

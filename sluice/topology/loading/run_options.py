@@ -229,7 +229,7 @@ def run_options(folder: Path, file: Path | None, pipeline: str) -> RunOptions:
 
 
 def allowances(folder: Path, file: Path | None, pipeline: str) -> list[Allowance]:
-    """Return the budgets that count the runs of a pipeline: its own, its team's, the platform's.
+    """Return the budgets that limit a pipeline's runs: its own, its team's and the platform's.
 
     Raise SettingsError if a `sluice.toml` is invalid.
     """

@@ -208,7 +208,7 @@ class Process(ChildNode):
     by: str | None = None
     """The expression for the key of the stores; None for the record's key."""
     tables: Mapping[str, Node] = field(default_factory=dict)
-    """The tables whose rows the processor reads, by the names under which it reads them."""
+    """The tables whose rows the processor reads, by the names that the processor uses for them."""
     table_types: Mapping[str, type | None] = field(default_factory=dict)
     """The type of each table's values; None for plain JSON data."""
 
