@@ -232,7 +232,7 @@ def _gone(path: Path) -> StateError:
 def _sqlite_dialect() -> Dialect:
     """Return the dialect that all SQLite engines of this process share.
 
-    The first connection tells the dialect SQLite's version.
+    The dialect learns SQLite's version from the first connection.
     """
     engine = create_engine("sqlite://")
     engine.connect().close()
