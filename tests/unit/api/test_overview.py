@@ -309,4 +309,6 @@ def test_the_summary_counts_all_readable_pipelines(api: Api, states: States) -> 
     assert sum(summary["health"].values()) == 3
     assert summary["first"] == []
     (first,) = api.get(f"{OVERVIEW}/summary", tag="money", limit=1)["first"]
-    assert first == api.get(OVERVIEW, tag="money", limit=1)[0]
+    line = api.get(OVERVIEW, tag="money", limit=1)[0]
+    # Two requests can say in different words that Kafka is away.
+    assert first | {"lag_error": ""} == line | {"lag_error": ""}
