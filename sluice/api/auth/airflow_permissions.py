@@ -35,6 +35,10 @@ class AirflowUser(Principal):
         self._user = user
         self._permissions: dict[tuple[str, _DagMethod], asyncio.Future[bool]] = {}
 
+    def renew(self, user: BaseUser) -> None:
+        """Ask for further permissions with the credentials of `user`, which may be newer."""
+        self._user = user
+
     @property
     @override
     def name(self) -> str:
