@@ -8,6 +8,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 JARS := .sluice/jars/.provided
 FAB := build/fab/.installed
+KEYCLOAK := build/keycloak/.installed
 
 # Without bytecode files, every process would compile all its imports again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -123,6 +124,10 @@ manifests: $(INSTALLED) ## Validate the manifests in docker/kubernetes against t
 test-cluster: $(JARS) ## Run orders and words on a Spark cluster with PostgreSQL, and kill a worker, a driver, a server
 	@$(BIN)/pytest tests/cluster/test_cluster.py tests/cluster/test_executor_check.py tests/cluster/kills.py -m "" $(ARGS)
 
+.PHONY: test-keycloak
+test-keycloak: $(KEYCLOAK) ## Run the tests of the REST API with Airflow's Keycloak auth manager and a real Keycloak
+	@PYTHONPATH=. build/keycloak/bin/python -m pytest tests/api --keycloak $(ARGS)
+
 .PHONY: test-fab
 test-fab: $(FAB) ## Run the tests of the REST API with Airflow's FAB auth manager, in a virtual environment of their own
 	@PYTHONPATH=. build/fab/bin/python -m pytest tests/api --fab $(ARGS)
@@ -216,11 +221,12 @@ $(JARS): sluice/provision/jars.lock $(INSTALLED)
 	@$(BIN)/python -m sluice.provision jars
 	@touch $@
 
-# FAB needs other versions of some locked packages, so they precede those of .venv.
-$(FAB): tests/api/fab.txt $(INSTALLED)
-	@$(UV) venv --quiet --allow-existing --python $(BIN)/python build/fab
-	@VIRTUAL_ENV=build/fab $(UV) pip install --quiet --no-deps --requirement tests/api/fab.txt
+# Packages that an auth manager needs in other versions precede those of .venv.
+$(FAB) $(KEYCLOAK): build/%/.installed: tests/api/%.txt $(INSTALLED)
+	@$(UV) venv --quiet --allow-existing --python $(BIN)/python build/$*
+	@VIRTUAL_ENV=build/$* $(UV) pip install --quiet --no-deps --requirement tests/api/$*.txt
 	@locked=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
-	build/fab/bin/python -c 'import pathlib, sys, sysconfig; \
+	build/$*/bin/python -c 'import pathlib, sys, sysconfig; \
 	pathlib.Path(sysconfig.get_path("purelib"), "locked.pth").write_text(sys.argv[1])' "$$locked"
+	@test $* != keycloak || $(BIN)/python -m tests.api.keycloak
 	@touch $@

@@ -429,6 +429,14 @@ class Refused(SluiceError):
     title = "Refused"
 
 
+class PermissionUnknown(SluiceError):
+    """Airflow's auth manager has failed, so the permissions of a user are unknown."""
+
+    status = 503
+    title = "Permissions unknown"
+    next_step = "Try again. If it fails again, see the log of Airflow's API server for the cause."
+
+
 class Unreachable(StateError):
     """A state server does not answer, so the condition of its shards is unknown."""
 

@@ -59,7 +59,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
     `--spark`: they run on Spark, also if they do not need it.
 
-    `--fab`: the tests of the REST API use Airflow's FAB auth manager.
+    `--fab`, `--keycloak`: the tests of the REST API use Airflow's FAB or Keycloak auth manager.
     """
     parser.addoption("--spark", action="store_true", help="test all pipelines on Spark")
     parser.addoption(
@@ -67,6 +67,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption(
         "--fab", action="store_true", help="test the REST API with Airflow's FAB auth manager"
+    )
+    parser.addoption(
+        "--keycloak",
+        action="store_true",
+        help="test the REST API with Airflow's Keycloak auth manager",
     )
 
 

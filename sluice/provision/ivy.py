@@ -36,6 +36,11 @@ class Module:
         """File name of the jar."""
         return f"{self.name}-{self.revision}.{self.extension}"
 
+    @property
+    def is_archive(self) -> bool:
+        """Return whether this is another archive than the module's own jar."""
+        return bool(self.classifier) or self.extension != "jar"
+
     def __str__(self) -> str:
         parts = [self.organisation, self.name, self.revision]
         if self.classifier:
@@ -113,7 +118,7 @@ def fetch(
     for path in jars.rglob("*.jar"):
         fetched[Module(*path.relative_to(jars).parts[:3])] = path
     for module in modules:
-        if module.classifier:
+        if module.is_archive:
             place = jars / module.organisation / module.name / module.revision / module.file
             if place.is_file():
                 fetched[module] = place
@@ -138,13 +143,11 @@ def _description(modules: Iterable[Module], transitive: bool) -> str:
 
 def _artifact(module: Module) -> str:
     """Return the description of an archive that is not the module's jar."""
-    if not module.classifier:
+    if not module.is_archive:
         return ""
     kind = quoteattr(module.extension)
-    return (
-        f"<artifact name={quoteattr(module.name)} type={kind} ext={kind} "
-        f"m:classifier={quoteattr(module.classifier)}/>"
-    )
+    classifier = f" m:classifier={quoteattr(module.classifier)}" if module.classifier else ""
+    return f"<artifact name={quoteattr(module.name)} type={kind} ext={kind}{classifier}/>"
 
 
 _MAVEN = "http://ant.apache.org/ivy/maven"

@@ -9,11 +9,19 @@ import httpx
 import pytest
 
 from tests.api.fab import FabServer
+from tests.api.keycloak import KeycloakServer
 from tests.api.states import orders_states, totals, windows
 from tests.support.airflow_server import AirflowServer
 from tests.support.states import NOON, States
 
 REPOSITORY = Path(__file__).parents[2]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Collect the tests about Keycloak only if `make test-keycloak` has installed one."""
+    if collection_path.name == "test_keycloak.py" and not config.getoption("--keycloak"):
+        return True
+    return None
 
 
 @pytest.fixture(scope="package")
@@ -73,6 +81,13 @@ def airflow(
             "stranger": {},
         }
         server = FabServer(home, environment, of_users, plugins_folder=plugins)
+    if request.config.getoption("--keycloak"):
+        may = {
+            "viewer": {"GET": ["orders", "fraud"]},
+            "editor": {"GET": ["orders"], "PUT": ["orders"]},
+            "stranger": {},
+        }
+        server = KeycloakServer(home, environment, may, plugins_folder=plugins)
     with server:
         yield server
 

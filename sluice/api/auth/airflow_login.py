@@ -9,7 +9,12 @@ from functools import partial
 from urllib.parse import urlsplit
 
 from airflow.api_fastapi.app import get_auth_manager
-from airflow.api_fastapi.auth.managers.base_auth_manager import COOKIE_NAME_JWT_TOKEN
+from airflow.api_fastapi.auth.managers.base_auth_manager import (
+    COOKIE_NAME_JWT_TOKEN,
+    BaseAuthManager,
+)
+from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
+from airflow.api_fastapi.core_api import security
 from jwt import InvalidTokenError
 from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -29,6 +34,10 @@ _MAX_USERS = 1_000
 _HOW_TO_LOG_IN = (
     "Log in to Airflow, or send a token from POST /auth/token as Authorization: Bearer."
 )
+_TRUSTED: object = getattr(security, "USER_INJECTED_BY_TRUSTED_MIDDLEWARE", None)
+"""The mark that Airflow's middleware puts beside a user whose cookies it has checked; None before
+Airflow 3.3, where the token alone is enough."""
+
 _SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
 
 
@@ -48,46 +57,69 @@ class LoginRequired:
             await WebSocketClose()(scope, receive, send)
             return
         if scope["type"] == "http":
-            token = _token(scope)
-            user = await self._user(token)
+            bearer = _bearer(scope)
+            # Airflow looks for them in the same order.
+            if bearer is not None:
+                user_of_request = partial(self._user, bearer, None)
+            else:
+                user_of_request = partial(self._user, _cookie(scope), _session_user(scope))
+            user = await user_of_request()
             if user is None:
                 await unauthorized(_HOW_TO_LOG_IN)(scope, receive, send)
                 return
             # A browser adds this site's cookie also to requests that pages of other sites make.
             # Such a page must not change anything in the user's name.
-            is_by_cookie = scope["method"] not in _SAFE_METHODS and _bearer(scope) is None
-            if is_by_cookie and not _is_same_origin(scope):
+            is_change_by_cookie = bearer is None and scope["method"] not in _SAFE_METHODS
+            if is_change_by_cookie and not _is_same_origin(scope):
                 detail = "A page of another site sent this request with the browser's cookie."
                 await problem(403, detail, _HOW_TO_LOG_IN)(scope, receive, send)
                 return
-            authenticate(scope, user, partial(self._user, token))
+            authenticate(scope, user, user_of_request)
         await self._app(scope, receive, send)
 
-    async def _user(self, token: bytes) -> AirflowUser | None:
+    async def _user(self, token: bytes, session_user: BaseUser | None) -> AirflowUser | None:
         if not token:
             return None
-        # The cache stores digests instead of tokens.
-        digest = hashlib.sha256(token).digest()
-        return await self._users.get(
-            digest, lambda: _user_of_token(token), keep=lambda user: user is not None
+        # The cache stores digests instead of tokens. A token that is accepted together with other
+        # cookies must not be accepted without them.
+        key = hashlib.sha256(token).digest(), session_user is not None
+        user = await self._users.get(
+            key, lambda: _user_of(token, session_user), keep=lambda user: user is not None
         )
+        if user is not None and session_user is not None:
+            user.renew(session_user)
+        return user
 
 
-async def _user_of_token(token: bytes) -> AirflowUser | None:
+async def _user_of(token: bytes, session_user: BaseUser | None) -> AirflowUser | None:
+    """Return the user to whom a token belongs, or None if the token is not or no longer valid."""
+    manager = get_auth_manager()
     try:
-        return AirflowUser(await get_auth_manager().get_user_from_token(token.decode()))
+        if session_user is not None:
+            # Such a manager needs all cookies to make the user, so check only the token.
+            await BaseAuthManager.get_user_from_token(manager, token.decode())
+            return AirflowUser(session_user)
+        # Keycloak's manager returns None for a browser's token without the other cookies.
+        user: BaseUser | None = await manager.get_user_from_token(token.decode())
     except (InvalidTokenError, UnicodeDecodeError):
         return None
+    return None if user is None else AirflowUser(user)
 
 
-def _token(scope: Scope) -> bytes:
-    """Return the bearer token, or else the token in the browser's cookie.
+def _session_user(scope: Scope) -> BaseUser | None:
+    """Return the user that Airflow's own middleware has made from the browser's cookies, if any.
 
-    Airflow looks in the same order.
+    Keycloak's manager keeps the credentials with which it asks Keycloak in cookies of their own.
     """
-    token = _bearer(scope)
-    if token is not None:
-        return token
+    state = scope.get("state", {})
+    if _TRUSTED is None or state.get("user_authenticated_via") is not _TRUSTED:
+        return None
+    user: BaseUser | None = state.get("user")
+    return user
+
+
+def _cookie(scope: Scope) -> bytes:
+    """Return the token in the browser's cookie."""
     cookie = header(scope, b"cookie")
     if not cookie:
         return b""

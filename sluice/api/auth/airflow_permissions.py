@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Collection
 from typing import Any, Literal, TypeAlias
 
@@ -13,6 +14,9 @@ from airflow.models.dag import DagModel
 from typing_extensions import override
 
 from sluice.api.auth.permissions import Principal
+from sluice.errors import PermissionUnknown
+
+log = logging.getLogger(__name__)
 
 _DagMethod: TypeAlias = Literal["GET", "PUT"]
 """Airflow's names of the permissions to read and to edit a DAG."""
@@ -21,11 +25,19 @@ _DagMethod: TypeAlias = Literal["GET", "PUT"]
 def airflow_allows(user: BaseUser, pipeline: str, method: _DagMethod) -> bool:
     """Return whether Airflow lets a user read or edit the DAG of a pipeline.
 
-    Blocks while Airflow reads its database.
+    Block while Airflow reads its database, or asks another server. Raise PermissionUnknown if
+    that fails.
     """
     details = DagDetails(id=pipeline, team_name=DagModel.get_team_name(pipeline))
     manager: Any = get_auth_manager()
-    return bool(manager.is_authorized_dag(method=method, details=details, user=user))
+    try:
+        return bool(manager.is_authorized_dag(method=method, details=details, user=user))
+    except Exception as error:
+        # A manager that asks another server raises the errors of its own libraries.
+        log.exception("Airflow's auth manager has failed")
+        raise PermissionUnknown(
+            "Airflow's auth manager could not check your permissions."
+        ) from error
 
 
 class AirflowUser(Principal):
@@ -34,6 +46,10 @@ class AirflowUser(Principal):
     def __init__(self, user: BaseUser) -> None:
         self._user = user
         self._permissions: dict[tuple[str, _DagMethod], asyncio.Future[bool]] = {}
+
+    def renew(self, user: BaseUser) -> None:
+        """Ask for further permissions with the credentials of `user`, which may be newer."""
+        self._user = user
 
     @property
     @override

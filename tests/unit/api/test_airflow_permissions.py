@@ -13,6 +13,7 @@ from airflow.models.dag import DagModel
 
 from sluice.api.auth import airflow_permissions
 from sluice.api.auth.airflow_permissions import AirflowUser
+from sluice.errors import PermissionUnknown
 
 pytestmark = pytest.mark.unit
 
@@ -81,7 +82,7 @@ def test_a_manager_that_does_not_answer_allows_nothing_and_is_asked_again(
     manager.readable, manager.failures = ("orders",), 1
 
     async def ask(ann: AirflowUser) -> bool:
-        with pytest.raises(ConnectionError):
+        with pytest.raises(PermissionUnknown):
             await ann.may_read("orders")
         return await ann.may_read("orders")
 
