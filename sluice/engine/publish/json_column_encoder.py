@@ -28,6 +28,7 @@ from sluice.engine.read.json_lines import (
     parse,
     require,
 )
+from sluice.support.arrays import present_values
 
 _FEWEST = 100
 """For fewer texts, the calls of Arrow and NumPy take longer than encoding them one by one."""
@@ -130,7 +131,7 @@ def _require_no_texts(lines: pa.Buffer, names: tuple[str, ...], values: pa.Struc
 
 def _count_strings(values: pa.Array) -> int:
     """Return how many names and strings the JSON of values has at least."""
-    present = values.drop_null() if values.null_count else values
+    present = present_values(values)
     if pa.types.is_string(values.type):
         return len(present)
     if pa.types.is_list(values.type):
