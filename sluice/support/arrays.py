@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeAlias
 
 import numpy as np
@@ -23,3 +24,8 @@ def present_values(values: pa.Array) -> pa.Array:
     if values.null_count:
         return values.drop_null()
     return values
+
+
+def columns_named(rows: pa.RecordBatch | pa.Table, names: Iterable[str]) -> dict[str, pa.Array]:
+    """Return some of the columns of rows, by name."""
+    return {name: rows.column(name) for name in names}

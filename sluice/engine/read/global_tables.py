@@ -24,6 +24,7 @@ from sluice.plan import Job
 from sluice.registry.http_registry import NO_REGISTRY
 from sluice.registry.registry import Registry
 from sluice.state.model import NO_WINDOW
+from sluice.support.arrays import columns_named
 from sluice.values.record_metadata import MOST_KEY_BYTES
 
 _POSITION = Struct(">QIQ")
@@ -208,9 +209,7 @@ def ordered_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     The `path` of a row orders the changes of its key.
     """
     for batch in batches:
-        columns = {
-            "key": batch.column("key"),
-            "value": batch.column("value"),
+        columns = columns_named(batch, ("key", "value")) | {
             "target": batch.column("group_id"),
             "path": batch.column("position"),
             "sequence": 0,

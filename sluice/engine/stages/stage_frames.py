@@ -54,8 +54,10 @@ def _apply_transformation(frame: DataFrame, step: Transformation) -> DataFrame:
     """Add the columns of an author's DataFrame function."""
     # All columns of the row are packed into one column. Besides this column, the function's frame
     # has only the fields of the value.
-    inputs = [f"{sql} AS {backticked(name)}" for name, sql in step.inputs]
-    argument = frame.selectExpr(f"struct(*) AS {_ROW}", *inputs)
+    selected = [f"struct(*) AS {_ROW}"]
+    for name, sql in step.inputs:
+        selected.append(f"{sql} AS {backticked(name)}")
+    argument = frame.selectExpr(*selected)
     try:
         result = step.function.value(argument)
     except AnalysisException as error:
@@ -81,8 +83,12 @@ def _apply_transformation(frame: DataFrame, step: Transformation) -> DataFrame:
             next_step="Filter and aggregate with the steps of the pipeline, before or after "
             "transform.",
         )
-    declared_columns = [name for name, _, _ in step.outputs]
-    missing = {_ROW, *declared_columns} - set(result.columns)
+    missing = {_ROW} - set(result.columns)
+    kept = [f"{_ROW}.*"]
+    for name, column, _ in step.outputs:
+        kept.append(f"{backticked(name)} AS {column}")
+        if name not in result.columns:
+            missing.add(name)
     if missing:
         raise EngineError(
             f"The function at {step.at} returns a DataFrame without {', '.join(sorted(missing))}.",
@@ -96,8 +102,7 @@ def _apply_transformation(frame: DataFrame, step: Transformation) -> DataFrame:
                 f"returns= declares {ddl(declared)}.",
                 next_step="Cast the column, or declare its type.",
             )
-    outputs = [f"{backticked(name)} AS {column}" for name, column, _ in step.outputs]
-    return result.selectExpr(f"{_ROW}.*", *outputs)
+    return result.selectExpr(*kept)
 
 
 def _family(kind: spark.DataType) -> type[spark.DataType]:

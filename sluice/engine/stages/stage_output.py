@@ -296,9 +296,10 @@ class StageOutput:
         """
         assert self.operator is not None
         sequence, _, row_path = self.position
-        due = released.due if rank is None else rank
+        if rank is None:
+            rank = released.due
         path = row_order.release_path(
-            row_path, due, released.key, before=released.before_row, turn=released.turn
+            row_path, rank, released.key, before=released.before_row, turn=released.turn
         )
         if has_origin(sequence):
             return path
@@ -380,8 +381,10 @@ class StageOutput:
         rejected = Rejected(self.operator.number, detail, value, timer or None)
         if not timer and self.row is not None:
             window = self.row.window
-            skips = self.operator.plan.step.on_error == "skip"
-            self._pass_over(Outcome.SKIPPED if skips else Outcome.REJECTED)
+            outcome = Outcome.REJECTED
+            if self.operator.plan.step.on_error == "skip":
+                outcome = Outcome.SKIPPED
+            self._pass_over(outcome)
         self._append(
             REJECTED,
             key,
@@ -481,8 +484,8 @@ class StageOutput:
         columns: dict[str, pa.Array | int | bool | str] = {
             "target": operator.number,
             "emitted": True,
-            "old": False if results.old is None else pa.array(results.old[chosen]),
-            "output": DEFAULT_OUTPUT if results.outputs is None else results.outputs.take(taken),
+            "old": False,
+            "output": DEFAULT_OUTPUT,
             "key": keys,
             "value": results.values.take(taken),
             "time": pa.array(results.times[chosen]),
@@ -492,6 +495,10 @@ class StageOutput:
         }
         for name in ("headers", "sequence", "origin"):
             columns[name] = rows_of.values_at(name, causes)
+        if results.old is not None:
+            columns["old"] = pa.array(results.old[chosen])
+        if results.outputs is not None:
+            columns["output"] = results.outputs.take(taken)
         if results.headers is not None:
             columns["headers"] = results.headers.take(taken)
         if results.windows is not None:
