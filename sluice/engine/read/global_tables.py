@@ -158,12 +158,14 @@ class TableReader(RecordReader):
             batch.column("timestamp").take(pa.array(rows, pa.int64())),
             clock,
         )
-        problems = invalid_times(decoder, times, clock)
-        needs_key = self.keyed and decoder.source.key is None
         rejected: set[int] = set()
-        for place, (row, problem) in enumerate(zip(rows, problems, strict=True)):
-            if problem or (needs_key and _is_unusable(keys[row])):
+        for place, problem in enumerate(invalid_times(decoder, times, clock)):
+            if problem:
                 rejected.add(place)
+        if self.keyed and decoder.source.key is None:
+            for place, row in enumerate(rows):
+                if _is_unusable(keys[row]):
+                    rejected.add(place)
         return rejected
 
     @staticmethod
