@@ -67,8 +67,12 @@ class JsonColumnEncoder:
         for start in range(0, len(texts), _PIECE):
             piece = texts.slice(start, _PIECE)
             data = self._columns(piece)
-            encoded.append(one_by_one(start, piece) if data is None else data)
-        return pa.concat_arrays(encoded) if encoded else pa.array([], pa.binary())
+            if data is None:
+                data = one_by_one(start, piece)
+            encoded.append(data)
+        if not encoded:
+            return pa.array([], pa.binary())
+        return pa.concat_arrays(encoded)
 
     def _columns(self, texts: pa.Array) -> pa.Array | None:
         if len(texts) < _FEWEST or not self._is_tried():
