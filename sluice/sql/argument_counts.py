@@ -14,6 +14,8 @@ from sluice.values.phrases import counted
 
 _OPENING = (TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE)
 _CLOSING = (TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE)
+_OPERATORS = frozenset({"like", "ilike", "rlike", "regexp", "between"})
+"""The functions whose names are also operators, which may have NOT before them."""
 _BETWEEN_ARGUMENTS = {
     "cast": "AS", "try_cast": "AS", "extract": "FROM", "trim": "FROM", "substring": "FROM",
     "substr": "FROM", "position": "IN", "overlay": "PLACING",
@@ -61,10 +63,9 @@ def wrong_count(tokens: Sequence[Token], place: int) -> str:
 
     Return an empty text if the number is right, or if it is not known.
     """
-    # `name LIKE ANY ('a%', 'b%')` calls no function.
-    if place and tokens[place - 1].token_type in (TokenType.LIKE, TokenType.ILIKE):
-        return ""
     name = tokens[place].text.lower()
+    if place and _is_operator(name, tokens[place - 1]):
+        return ""
     given = _given_count(name, tokens, place)
     if given is None:
         return ""
@@ -77,6 +78,13 @@ def wrong_count(tokens: Sequence[Token], place: int) -> str:
         return ""
     shown = counted(given, "argument") if given else "no arguments"
     return f"calls {tokens[place].text} with {shown}, but it takes {wanted}"
+
+
+def _is_operator(name: str, before: Token) -> bool:
+    """Return whether a word is an operator: `a NOT LIKE (b)`, `a LIKE ANY ('b%', 'c%')`."""
+    if before.token_type is TokenType.NOT:
+        return name in _OPERATORS
+    return before.token_type in (TokenType.LIKE, TokenType.ILIKE)
 
 
 def _given_count(name: str, tokens: Sequence[Token], place: int) -> int | None:
