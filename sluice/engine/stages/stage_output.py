@@ -461,6 +461,21 @@ class StageOutput:
 
         `rows_of` are the same rows as `keyed`. Returns None if there are no results.
         """
+        self._note_dropped_and_late(operator, results, rows_of)
+        if not len(results.rows):
+            return None
+        chosen = np.arange(len(results.rows))
+        # The last result of a key is the last of its rows' results only if results have the keys of
+        # their rows.
+        if operator.number in self.only_stored and results.keys is None and results.windows is None:
+            chosen = np.flatnonzero(np.diff(keyed.key_numbers[results.rows], append=-1))
+        batch = rows(len(chosen), _result_columns(operator, results, rows_of, chosen))
+        self._batches.append(batch)
+        return batch
+
+    def _note_dropped_and_late(
+        self, operator: StageOperator, results: Results, rows_of: OperatorRows
+    ) -> None:
         for reason, dropped in results.dropped.items():
             self._count_rows(f"{reason}/{operator.plan.name}", rows_of.values_at("origin", dropped))
             if reason in PASSED_OVER:
@@ -468,46 +483,6 @@ class StageOutput:
         self._pass_over_rows(rows_of, results.late, Outcome.LATE)
         if operator.late_sink is not None and len(results.late):
             self._send_late_rows(operator.late_sink, rows_of, results.late)
-        if not len(results.rows):
-            return None
-        numbers = _numbers_within(results.rows)
-        chosen = np.arange(len(results.rows))
-        # The last result of a key is the last of its rows' results only if results have the keys of
-        # their rows.
-        if operator.number in self.only_stored and results.keys is None and results.windows is None:
-            chosen = np.flatnonzero(np.diff(keyed.key_numbers[results.rows], append=-1))
-        causes, taken = results.rows[chosen], pa.array(chosen)
-        if results.keys is None:
-            keys = rows_of.values_at("key", causes)
-        else:
-            keys = results.keys.take(taken)
-        columns: dict[str, pa.Array | int | bool | str] = {
-            "target": operator.number,
-            "emitted": True,
-            "old": False,
-            "output": DEFAULT_OUTPUT,
-            "key": keys,
-            "value": results.values.take(taken),
-            "time": pa.array(results.times[chosen]),
-            "path": result_paths(
-                rows_of.values_at("path", causes), numbers[chosen], rekeyed=operator.rekeys_results
-            ),
-        }
-        for name in ("headers", "sequence", "origin"):
-            columns[name] = rows_of.values_at(name, causes)
-        if results.old is not None:
-            columns["old"] = pa.array(results.old[chosen])
-        if results.outputs is not None:
-            columns["output"] = results.outputs.take(taken)
-        if results.headers is not None:
-            columns["headers"] = results.headers.take(taken)
-        if results.windows is not None:
-            starts, ends = results.windows
-            columns["window_start"] = pa.array(starts[chosen])
-            columns["window_end"] = pa.array(ends[chosen])
-        batch = rows(len(chosen), columns | {"before": BEFORE_ALL, "after": BEFORE_ALL})
-        self._batches.append(batch)
-        return batch
 
     def _pass_over_rows(self, rows_of: OperatorRows, indices: Indices, outcome: Outcome) -> None:
         if len(indices):
@@ -591,6 +566,44 @@ _COLUMNS = (
     "target", "emitted", "old", "output", "key", "value", "headers", "time", "window_start",
     "window_end", *SORT_KEY, _NUMBER,
 )  # fmt: skip
+
+
+def _result_columns(
+    operator: StageOperator, results: Results, rows_of: OperatorRows, chosen: Indices
+) -> dict[str, pa.Array | int | bool | str]:
+    """Return the columns of the chosen results, with the positions of the rows that caused them."""
+    causes, taken = results.rows[chosen], pa.array(chosen)
+    numbers = _numbers_within(results.rows)[chosen]
+    columns: dict[str, pa.Array | int | bool | str] = {
+        "target": operator.number,
+        "emitted": True,
+        "old": False,
+        "output": DEFAULT_OUTPUT,
+        "value": results.values.take(taken),
+        "time": pa.array(results.times[chosen]),
+        "path": result_paths(
+            rows_of.values_at("path", causes), numbers, rekeyed=operator.rekeys_results
+        ),
+        "before": BEFORE_ALL,
+        "after": BEFORE_ALL,
+    }
+    if results.keys is None:
+        columns["key"] = rows_of.values_at("key", causes)
+    else:
+        columns["key"] = results.keys.take(taken)
+    for name in ("headers", "sequence", "origin"):
+        columns[name] = rows_of.values_at(name, causes)
+    if results.old is not None:
+        columns["old"] = pa.array(results.old[chosen])
+    if results.outputs is not None:
+        columns["output"] = results.outputs.take(taken)
+    if results.headers is not None:
+        columns["headers"] = results.headers.take(taken)
+    if results.windows is not None:
+        starts, ends = results.windows
+        columns["window_start"] = pa.array(starts[chosen])
+        columns["window_end"] = pa.array(ends[chosen])
+    return columns
 
 
 def _numbers_within(causes: Indices) -> Indices:
