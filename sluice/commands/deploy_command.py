@@ -122,7 +122,13 @@ def _describe(pipeline: str) -> None:
     for change in compared.changes:
         out.print(f"{change.weight.name.lower()}: {change}", markup=False, soft_wrap=True)
     if not compared.changes:
-        out.print("The file and the state have the same topology.", markup=False)
+        out.print(
+            "Nothing has changed: the steps, their expressions, and the code of the functions "
+            "that stores and processors use are the same. The code of other functions is not "
+            "compared.",
+            markup=False,
+            soft_wrap=True,
+        )
     others = [str(number) for number in beside if number != current.generation]
     removed = f" Generation {', '.join(others)} would be removed." if others else ""
     out.print(

@@ -112,8 +112,9 @@ def denied_on(
         # Who may not describe a topic gets no description. So a broker that does not even name this
         # operation does not say which operations it allows.
         if AclOperation.DESCRIBE in allowed:
-            lacking = [name for name in sorted(needed[topic]) if AclOperation[name] not in allowed]
-            denied += [on_topic(name, topic) for name in lacking]
+            for name in sorted(needed[topic]):
+                if AclOperation[name] not in allowed:
+                    denied.append(on_topic(name, topic))
     return denied
 
 
@@ -135,7 +136,9 @@ def access_denied(kafka: Mapping[str, str], operations: Sequence[Operation]) -> 
 def client_name(kafka: Mapping[str, str]) -> str:
     """Name this client as Kafka knows it, for a message."""
     user = kafka.get("sasl.username", "")
-    return f"the user {user}" if user else "this client"
+    if not user:
+        return "this client"
+    return f"the user {user}"
 
 
 def allowing_commands(kafka: Mapping[str, str], operations: Iterable[Operation]) -> str:

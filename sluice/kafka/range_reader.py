@@ -114,9 +114,9 @@ class RangeReader:
         """The partitions of the last call of `read` whose ranges have not been read completely."""
         self._kafka = kafka
         self._skips_lost = skips_lost
-        self._longest_silence_s = (
-            LONGEST_SILENCE_S if longest_silence_s is None else longest_silence_s
-        )
+        if longest_silence_s is None:
+            longest_silence_s = LONGEST_SILENCE_S
+        self._longest_silence_s = longest_silence_s
         self._ranges: dict[Partition, Range] = {}
         self._left: set[Partition] = set()
         """The partitions whose ranges are not read any further."""
@@ -156,7 +156,9 @@ class RangeReader:
         Raises BrokersUnreachable if no records arrive for `longest_silence_s`, and EngineError if
         records of a range are no longer in the topic, or for another error of Kafka.
         """
-        self._ranges = {(part.topic, part.partition): part for part in ranges}
+        self._ranges = {}
+        for part in ranges:
+            self._ranges[part.topic, part.partition] = part
         self._left = set()
         self.unread = {*self._ranges}
         for partition, part in self._ranges.items():
@@ -167,15 +169,19 @@ class RangeReader:
             if not is_assigned:
                 self._assign()
                 is_assigned = True
-            count = sum(
-                self._ranges[partition].end - self._positions[partition] for partition in wanted
-            )
+            count = 0
+            for partition in wanted:
+                count += self._ranges[partition].end - self._positions[partition]
             messages = self.consumer.consume(min(count, at_once), _WAIT_S)
             records, others = messages, []
             # Most calls return records only.
             if any(map(Message.error, messages)):
-                records = [message for message in messages if message.error() is None]
-                others = [message for message in messages if message.error() is not None]
+                records = []
+                for message in messages:
+                    if message.error() is None:
+                        records.append(message)
+                    else:
+                        others.append(message)
             # The records of two calls would need twice the memory.
             del messages
             if records:
@@ -225,10 +231,13 @@ class RangeReader:
             self.unread.discard(partition)
 
     def _assign(self) -> None:
-        self._fetched = {partition: self._positions[partition] for partition in self._wanted}
-        self.consumer.assign(
-            [TopicPartition(*partition, offset) for partition, offset in self._fetched.items()]
-        )
+        self._fetched = {}
+        places: list[TopicPartition] = []
+        for partition in self._wanted:
+            offset = self._positions[partition]
+            self._fetched[partition] = offset
+            places.append(TopicPartition(*partition, offset))
+        self.consumer.assign(places)
 
     def _of_ranges(self, messages: Sequence[Message]) -> Iterator[PartitionRecords]:
         """Yield the messages by partition, without those after the ranges."""
@@ -329,8 +338,12 @@ class RangeReader:
         operation: str = READ,
     ) -> EngineError:
         topic, number = partition
+        # The error of a whole topic has the number -1, and the error of the client has no topic.
+        is_of_partition = bool(topic) and number >= 0
         if is_denial(error):
-            return topic_denied(self._kafka, operation if number >= 0 else DESCRIBE, topic)
+            if number < 0:
+                operation = DESCRIBE
+            return topic_denied(self._kafka, operation, topic)
         address = self._kafka.get("bootstrap.servers", "an unset address")
         if error.code() in _NO_TOPIC:
             next_step = (
@@ -338,8 +351,9 @@ class RangeReader:
             )
         else:
             next_step = "Check that the broker is running and that its disk has no errors."
-        # The error of a whole topic has the number -1, and the error of the client has no topic.
-        where = f"{topic}, partition {number}" if topic and number >= 0 else topic or "records"
+        where = topic or "records"
+        if is_of_partition:
+            where = f"{topic}, partition {number}"
         detail = f"Reading {where} from Kafka at {address}: {sentence(error.str())}"
         return EngineError(detail, next_step=next_step)
 

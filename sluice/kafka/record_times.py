@@ -39,14 +39,16 @@ class OldestUnread:
         unread: set[tuple[Partition, int]] = set()
         for lag in lags:
             unread.update(lag.first_unread())
-        self._times = {place: self._times[place] for place in unread if place in self._times}
+        for has_been_read in self._times.keys() - unread:
+            del self._times[has_been_read]
         unknown = unread - self._times.keys()
         # Two pipelines may have read a partition up to different offsets. But a consumer has only
         # one position in a partition, so each call of `timestamps_at` reads one offset of it.
         while unknown:
             batch = dict(unknown)
             read = timestamps_at(self._kafka, batch)
-            self._times |= {(partition, batch[partition]): time for partition, time in read.items()}
+            for partition, timestamp in read.items():
+                self._times[partition, batch[partition]] = timestamp
             unknown -= batch.items()
         return dict(self._times)
 
@@ -60,9 +62,9 @@ def timestamps_at(
     Also reads records of open transactions. Omits partitions without such a record. Raises
     BrokersUnreachable.
     """
-    places = [
-        TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()
-    ]
+    places: list[TopicPartition] = []
+    for partition, offset in offsets.items():
+        places.append(TopicPartition(*partition, offset))
     if not places:
         return {}
     with configuration_errors(kafka):

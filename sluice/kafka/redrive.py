@@ -307,9 +307,10 @@ def _originals(kafka: Mapping[str, str], letters: Sequence[DeadLetter]) -> list[
 
     In place of a record that cannot be written, the reason why it cannot.
     """
-    changed = [
-        letter.source for letter in letters if letter.source is not None and not letter.is_original
-    ]
+    changed: list[Place] = []
+    for letter in letters:
+        if letter.source is not None and not letter.is_original:
+            changed.append(letter.source)
     sources: dict[Place, Record] = {}
     if changed:
         for place, message in records_at(kafka, changed):

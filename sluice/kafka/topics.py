@@ -88,15 +88,12 @@ def create_topics(kafka: Mapping[str, str], topics: Iterable[Topic]) -> tuple[st
     require_brokers(kafka)
     # The client is assigned to a variable because it must outlive its futures.
     admin = silent_admin(kafka)
-    futures = admin.create_topics(
+    new: list[NewTopic] = []
+    for topic in topics:
         # In Kafka's protocol, -1 stands for the broker's default.
-        [
-            NewTopic(
-                topic.name, topic.partitions, topic.replication or -1, config=dict(topic.config)
-            )
-            for topic in topics
-        ]
-    )
+        replication = topic.replication or -1
+        new.append(NewTopic(topic.name, topic.partitions, replication, config=dict(topic.config)))
+    futures = admin.create_topics(new)
     with broker_errors(kafka):
         created: list[str] = []
         for name, future in futures.items():
@@ -240,7 +237,9 @@ def produce(
     if errors and is_denial(errors[0]):
         raise topic_denied(kafka, WRITE, topic)
     if errors or undelivered:
-        cause = errors[0].str() if errors else "no answer from the broker"
+        cause = "no answer from the broker"
+        if errors:
+            cause = errors[0].str()
         raise EngineError(
             f"{counted(len(errors) + undelivered, 'record')} could not be written to {topic}: "
             f"{sentence(cause)}",
@@ -290,13 +289,15 @@ def read_topic(
                     f"Topic {topic} cannot be read: {sentence(metadata.error.str())}",
                     next_step="Check its name.",
                 )
-            bounds = {
-                number: _bounds(reader.consumer, topic, number) for number in metadata.partitions
-            }
-            begins = {number: first for number, (first, _) in bounds.items()}
+            bounds: dict[int, tuple[int, int]] = {}
+            for number in metadata.partitions:
+                bounds[number] = _bounds(reader.consumer, topic, number)
+            since: dict[int, int] = {}
             if since_ms is not None:
-                begins |= _offsets_since(reader.consumer, topic, bounds, since_ms)
-        ranges = [Range(topic, number, begins[number], end) for number, (_, end) in bounds.items()]
+                since = _offsets_since(reader.consumer, topic, bounds, since_ms)
+        ranges: list[Range] = []
+        for number, (first, end) in bounds.items():
+            ranges.append(Range(topic, number, since.get(number, first), end))
         for records in reader.read(ranges):
             yield from records.messages
 
@@ -318,10 +319,11 @@ def _offsets_since(
         if answer.error is not None:
             with denial_named(DESCRIBE, topic):
                 raise KafkaException(answer.error)
+        offset = answer.offset
         # Kafka returns a negative offset for a partition without such a record.
-        offsets[answer.partition] = (
-            answer.offset if answer.offset >= 0 else bounds[answer.partition][1]
-        )
+        if offset < 0:
+            offset = bounds[answer.partition][1]
+        offsets[answer.partition] = offset
     return offsets
 
 
@@ -441,8 +443,9 @@ def _pairs(headers: Any) -> Headers:
     """Return the headers that Kafka's client has returned for a message."""
     if not headers:
         return _NO_HEADERS
-    pairs = headers.items() if isinstance(headers, dict) else headers
-    return [(name, value.encode() if isinstance(value, str) else value) for name, value in pairs]
+    if isinstance(headers, dict):
+        headers = headers.items()
+    return [(name, value.encode() if isinstance(value, str) else value) for name, value in headers]
 
 
 def records_at(
@@ -475,7 +478,9 @@ def _rounds(places: Iterable[Place]) -> Iterator[list[Range]]:
     for topic, partition, offset in sorted(places):
         of_partition = ranges.setdefault((topic, partition), [])
         is_near = bool(of_partition) and offset - of_partition[-1].end < _NEAR
-        begin = of_partition.pop().begin if is_near else offset
+        begin = offset
+        if is_near:
+            begin = of_partition.pop().begin
         of_partition.append(Range(topic, partition, begin, offset + 1))
     for of_round in zip_longest(*ranges.values()):
         yield [part for part in of_round if part is not None]

@@ -49,15 +49,18 @@ class Lag:
     @property
     def unread(self) -> int:
         """The number of unread records. Records that open transactions hold back count, too."""
-        return sum(self.unread_in(topic, partition) for topic, partition in self.partitions())
+        count = 0
+        for topic, partition in self.partitions():
+            count += self.unread_in(topic, partition)
+        return count
 
     @property
     def readable(self) -> int:
         """The number of unread records that a run can read now."""
-        return sum(
-            self._count(topic, partition, self.ends[topic][partition])
-            for topic, partition in self.partitions()
-        )
+        count = 0
+        for topic, partition in self.partitions():
+            count += self._count(topic, partition, self.ends[topic][partition])
+        return count
 
     def missing(self, topics: Iterable[str]) -> list[str]:
         """Return the topics that do not exist, or that this client may not describe, sorted.
@@ -66,10 +69,11 @@ class Lag:
         read.
         """
         topics = [*topics]
-        read = named_or_matching(topics, self.positions)
-        patterns = [topic for topic in topics if is_pattern(topic)]
-        unmatched = [pattern for pattern in patterns if not named_or_matching([pattern], self.ends)]
-        return sorted({*read, *unmatched} - self.ends.keys())
+        wanted = {*named_or_matching(topics, self.positions)}
+        for topic in topics:
+            if is_pattern(topic) and not named_or_matching([topic], self.ends):
+                wanted.add(topic)
+        return sorted(wanted - self.ends.keys())
 
     @property
     def held_ends(self) -> Offsets:
@@ -142,7 +146,9 @@ class Lag:
         position = self.positions.get(topic, {}).get(partition, begin)
         # A position after the end means that the topic was deleted and created again: all records
         # are unread. A begin after the position means that retention has removed unread records.
-        return begin if position > end else max(position, begin)
+        if position > end:
+            return begin
+        return max(position, begin)
 
 
 def read_lag(admin: AdminClient, topics: Iterable[str], positions: Offsets) -> Lag:
@@ -153,9 +159,10 @@ def read_lag(admin: AdminClient, topics: Iterable[str], positions: Offsets) -> L
     """
     partitions, broker, denied = _partitions(admin, topics)
     # The begin offset of an unread partition may be above 0, because of the topic's retention.
-    unread = [
-        where for where in partitions if where.partition not in positions.get(where.topic, {})
-    ]
+    unread: list[TopicPartition] = []
+    for where in partitions:
+        if where.partition not in positions.get(where.topic, {}):
+            unread.append(where)
     latest, earliest = OffsetSpec.latest(), OffsetSpec.earliest()  # type: ignore[no-untyped-call]
     ends = _by_topic(list_offsets(admin, partitions, latest, ANSWER_SECONDS))
     begins = _by_topic(list_offsets(admin, unread, earliest, ANSWER_SECONDS))

@@ -29,8 +29,11 @@ def activity(
     `run_path` is the path in Airflow of the pipeline's runs.
     """
     noted = ledger.activities.of(pipeline, limit)
-    known = {activity.run for activity in noted}
-    all_of_them = [_noted(activity, run_path) for activity in noted]
+    known: set[str] = set()
+    all_of_them: list[answers.Activity] = []
+    for activity in noted:
+        known.add(activity.run)
+        all_of_them.append(_noted(activity, run_path))
     for run in runs:
         if run.started_by and run.run not in known:
             all_of_them.append(_started(run))
@@ -43,12 +46,11 @@ def activity(
 
 
 def _noted(activity: Activity, run_path: str) -> answers.Activity:
+    log = ""
+    if activity.run:
+        log = f"{run_path}/{activity.run}"
     return answers.Activity(
-        at=activity.at,
-        by=activity.by,
-        action=activity.action,
-        detail=activity.detail,
-        log=f"{run_path}/{activity.run}" if activity.run else "",
+        at=activity.at, by=activity.by, action=activity.action, detail=activity.detail, log=log
     )
 
 

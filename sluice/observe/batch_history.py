@@ -28,7 +28,6 @@ def history(
 ) -> answers.History:
     """Return the current generation's batches and the runs of a period, added up in columns."""
     newest = batches(ledger, info, MOST_BATCHES, since=since)
-    published = [batch for batch in newest if batch.published_at <= until]
     runs = ledger.finished_runs.between(info.pipeline, since, until, MOST_RUNS)
 
     def column_of(at: datetime) -> int:
@@ -36,12 +35,20 @@ def history(
         return min(int(share * columns), columns - 1)
 
     batches_of: dict[int, list[Batch]] = {}
+    published: list[Batch] = []
+    wrong: list[str] = []
+    for batch in newest:
+        if batch.published_at > until:
+            continue
+        published.append(batch)
+        if batch.wrong and len(wrong) < _MOST_WRONG:
+            wrong.append(f"{batch.snapshot}: {'; '.join(batch.wrong)}")
     for batch in reversed(published):
         batches_of.setdefault(column_of(batch.published_at), []).append(batch)
     runs_of: dict[int, list[FinishedRun]] = {}
     for run in reversed(runs):
         runs_of.setdefault(column_of(run.ended_at), []).append(run)
-    wrong = [f"{batch.snapshot}: {'; '.join(batch.wrong)}" for batch in published if batch.wrong]
+
     added_up: list[answers.HistoryColumn] = []
     for number in sorted({*batches_of, *runs_of}):
         added_up.append(_column(number, batches_of.get(number, ()), runs_of.get(number, ())))
@@ -49,7 +56,7 @@ def history(
         since=since,
         until=until,
         batches=len(published),
-        wrong=wrong[:_MOST_WRONG],
+        wrong=wrong,
         complete=len(newest) < MOST_BATCHES,
         columns=added_up,
         steps=_steps(published),
@@ -58,40 +65,51 @@ def history(
 
 
 def _steps(published: Sequence[Batch]) -> dict[str, dict[str, int]]:
-    steps: dict[str, Counter[str]] = {}
+    steps: dict[str, dict[str, int]] = {}
+
+    def add(step: str, what: str, count: int) -> None:
+        counts = steps.setdefault(step, {})
+        counts[what] = counts.get(what, 0) + count
+
     for batch in published:
         for step, count in batch.failed.items():
-            steps.setdefault(step, Counter())["failed"] += count
+            add(step, "failed", count)
         for step, count in batch.late.items():
-            steps.setdefault(step, Counter())["late"] += count
+            add(step, "late", count)
         for name, count in batch.passed_over.items():
             what, _, step = name.partition("/")
-            steps.setdefault(step, Counter())[what] += count
-    return {step: dict(counts) for step, counts in steps.items()}
+            add(step, what, count)
+    return steps
 
 
 def _column(
     number: int, own: Sequence[Batch], runs: Sequence[FinishedRun]
 ) -> answers.HistoryColumn:
-    timed = [batch for batch in own if batch.seconds is not None]
-    phases: dict[str, float] = {}
-    for batch in timed:
-        for phase, seconds in batch.phases.items():
-            phases[phase] = phases.get(phase, 0.0) + seconds
+    records: list[int] = []
     waits: list[float] = []
     for batch in own:
+        records.append(batch.records)
         if batch.newest_event is not None:
             waits.append(max((batch.published_at - batch.newest_event).total_seconds(), 0.0))
-    memory = [run.memory_bytes for run in runs if run.memory_bytes is not None]
-    sizes = [run.state_bytes for run in runs if run.state_bytes is not None]
+    seconds, phases = _mean_times(own)
+    cpu_seconds = 0.0
+    failed_runs = 0
+    most_memory = state_bytes = None
+    for run in runs:
+        cpu_seconds += run.cpu_seconds or 0.0
+        failed_runs += run.outcome == "failed"
+        if run.memory_bytes is not None:
+            most_memory = max(most_memory or 0, run.memory_bytes)
+        if run.state_bytes is not None:
+            state_bytes = run.state_bytes
     return answers.HistoryColumn(
         column=number,
         batches=len(own),
-        records=sum(batch.records for batch in own),
-        most_records=max((batch.records for batch in own), default=0),
+        records=sum(records),
+        most_records=max(records, default=0),
         rows=sum(batch.rows for batch in own),
-        seconds=sum(batch.seconds or 0 for batch in timed) / len(timed) if timed else None,
-        phases={phase: round(seconds / len(timed), 4) for phase, seconds in phases.items()},
+        seconds=seconds,
+        phases=phases,
         freshness_seconds=max(waits, default=None),
         read=_sums(own, lambda batch: batch.read),
         written=_sums(own, lambda batch: batch.written),
@@ -100,11 +118,29 @@ def _column(
         failed=_sums(own, lambda batch: batch.failed),
         dead_letters=_sums(own, lambda batch: batch.dead_letters),
         runs=len(runs),
-        failed_runs=sum(run.outcome == "failed" for run in runs),
-        cpu_seconds=round(sum(run.cpu_seconds or 0.0 for run in runs), 2),
-        memory_bytes=max(memory, default=None),
-        state_bytes=sizes[-1] if sizes else None,
+        failed_runs=failed_runs,
+        cpu_seconds=round(cpu_seconds, 2),
+        memory_bytes=most_memory,
+        state_bytes=state_bytes,
     )
+
+
+def _mean_times(own: Sequence[Batch]) -> tuple[float | None, dict[str, float]]:
+    """Return the mean seconds of the batches whose times are known, and of each phase."""
+    count = 0
+    total = 0.0
+    phases: Counter[str] = Counter()
+    for batch in own:
+        if batch.seconds is not None:
+            count += 1
+            total += batch.seconds
+            phases.update(batch.phases)
+    if not count:
+        return None, {}
+    means: dict[str, float] = {}
+    for phase, seconds in phases.items():
+        means[phase] = round(seconds / count, 4)
+    return total / count, means
 
 
 def marks(
@@ -118,9 +154,10 @@ def marks(
     marks: list[answers.Mark] = []
     before = ledger.finished_runs.newest_before(pipeline, since)
     for run in reversed(newest_first):
-        changes = [] if before is None else _changes(before, run)
-        if changes:
-            marks.append(answers.Mark(at=run.began_at, text=" and ".join(changes)))
+        if before is not None:
+            changes = _changes(before, run)
+            if changes:
+                marks.append(answers.Mark(at=run.began_at, text=" and ".join(changes)))
         before = run
     for note in ledger.notes.all(pipeline):
         at = datetime.fromisoformat(note.noted_at)

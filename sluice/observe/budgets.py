@@ -25,9 +25,12 @@ def note_budgets(configuration: Settings, pipeline: str, allowances: Sequence[Al
         costs = ledger.finished_runs.costs(today)
         spent: list[tuple[Allowance, float, float]] = []
         for allowance in allowances:
-            shared = [cost for cost in costs if allowance.includes(cost.pipeline)]
-            cpu_seconds = sum(cost.cpu_seconds for cost in shared)
-            spent.append((allowance, cpu_seconds, sum(cost.gigabyte_seconds for cost in shared)))
+            cpu_seconds = gigabyte_seconds = 0.0
+            for cost in costs:
+                if allowance.includes(cost.pipeline):
+                    cpu_seconds += cost.cpu_seconds
+                    gigabyte_seconds += cost.gigabyte_seconds
+            spent.append((allowance, cpu_seconds, gigabyte_seconds))
         exceeded = clauses_of(spent)
         if exceeded:
             ledger.failures.keep(

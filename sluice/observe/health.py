@@ -14,7 +14,7 @@ from sluice.errors import InputAway, NoSlot, RecordsHeld
 from sluice.kafka.unread_records import Lag
 from sluice.observe.monitoring import LedgerFigures
 from sluice.state.ledger.failures import FAILED_KINDS, WAITING_KINDS, Failure
-from sluice.values.phrases import counted, listed
+from sluice.values.phrases import agreeing, counted, listed
 
 Trouble = Literal["broken", "failed", "waiting", "held", "degraded"]
 """The health of a pipeline with which something is wrong. The worst comes first."""
@@ -78,11 +78,15 @@ def recorded_failures(figures: LedgerFigures, pipeline: str) -> list[Failure]:
     """
     failures = figures.failures.get(pipeline, ())
     calm = calm_of(figures, pipeline)
-    if calm == "paused":
-        return [failure for failure in failures if failure.kind in _WHILE_PAUSED]
-    if calm != "not_started":
-        return [*failures]
-    return [failure for failure in failures if failure.kind != "input"]
+    kept: list[Failure] = []
+    for failure in failures:
+        if calm == "paused":
+            is_kept = failure.kind in _WHILE_PAUSED
+        else:
+            is_kept = calm != "not_started" or failure.kind != "input"
+        if is_kept:
+            kept.append(failure)
+    return kept
 
 
 def awaited_by(figures: LedgerFigures, pipeline: str) -> str:
@@ -124,17 +128,17 @@ def input_away(
         for topic in deleted:
             for number, end in sorted(read[topic].items()):
                 ends.append(f"{topic}/{number} up to {end}")
-        was = "was" if len(deleted) == 1 else "were"
+        was = agreeing(deleted, "was", "were")
         details.append(f"{_topics(deleted)} {was} deleted. The pipeline has read {listed(ends)}.")
     if never_read:
-        do = "does" if len(never_read) == 1 else "do"
+        do = agreeing(never_read, "does", "do")
         details.append(
             f"{_topics(never_read)} {do} not exist. The pipeline has never read from there."
         )
     if hidden:
         denial = "cannot be found: Kafka denies Sluice the operation DESCRIBE."
         details.append(f"{_topics(hidden)} {denial}")
-    them = "it" if len(never_read) == 1 else "them"
+    them = agreeing(never_read, "it", "them")
     next_step = f"Create {them}, or correct the pipeline. {InputAway.next_step}"
     if deleted:
         next_step = _DELETED
@@ -147,7 +151,7 @@ def awaited_input(missing: Sequence[str]) -> str:
     """Return why a pipeline that has never run could not run; an empty text if it could."""
     if not missing:
         return ""
-    do = "does" if len(missing) == 1 else "do"
+    do = agreeing(missing, "does", "do")
     return f"{_topics(missing)} {do} not exist yet."
 
 
@@ -219,7 +223,9 @@ def calm_of(figures: LedgerFigures, pipeline: str) -> Calm | None:
 def severity(kinds: Collection[FailureKind]) -> int:
     """Return a number for sorting: 0 if failures of these kinds cause the worst health."""
     trouble = trouble_of(kinds)
-    return len(_WORST_FIRST) if trouble is None else _WORST_FIRST.index(trouble)
+    if trouble is None:
+        return len(_WORST_FIRST)
+    return _WORST_FIRST.index(trouble)
 
 
 def by_cause(failures: Iterable[Failure]) -> list[list[Failure]]:

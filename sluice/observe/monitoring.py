@@ -305,7 +305,7 @@ def _generation(
         current=current is not None and current.generation == info.generation,
         snapshot=None if snapshot is None else snapshot_answer(snapshot, now),
         batches=0 if snapshot is None else snapshot.batch + 1,
-        stores=[store.name for store in info.stores],
+        stores=[*info.stores_by_name],
         same_topology=current is not None and current.description == info.description,
     )
 

@@ -160,8 +160,7 @@ async def _compare(
     built: Snapshot,
 ) -> list[StoreComparison]:
     reader = Reader(ledger)
-    old = {store.name: store for store in before.stores}
-    new = {store.name: store for store in after.stores}
+    old, new = before.stores_by_name, after.stores_by_name
     compared: list[StoreComparison] = []
     try:
         for name in sorted(old.keys() | new.keys()):

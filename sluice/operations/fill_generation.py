@@ -149,9 +149,9 @@ class GroupMerge:
         self.groups = [*self._groups()]
 
     def _groups(self) -> Iterator[_Group]:
-        sources = {True: _stores_by_name(self.old), False: {}}
+        sources = {True: self.old.stores_by_name, False: {}}
         if self.part is not None:
-            sources[False] = _stores_by_name(self.part.info)
+            sources[False] = self.part.info.stores_by_name
         sizes: dict[bool, Counter[int]] = {}
         for is_kept, stores_by_name in sources.items():
             sizes[is_kept] = Counter(store.group_id for store in stores_by_name.values())
@@ -356,10 +356,6 @@ def _renumber(state: StateVersion, operator: int, batch: int) -> StateVersion:
         operator, bool(state.shared), state.key, state.due, state.wall, state.state
     )
     return msgspec.structs.replace(state, operator=operator, batch=batch, digest=digest)
-
-
-def _stores_by_name(info: GenerationInfo) -> dict[str, StoreInfo]:
-    return {store.name: store for store in info.stores}
 
 
 def renamed_time(key: str, renamed: Mapping[str, str]) -> str:

@@ -164,7 +164,7 @@ class Rebuild:
             ledger.sources.replace(new, sources, lease.row)
             stops: dict[Partition, int] = {}
             if written:
-                firsts = {(source.topic, source.partition): source.first for source in sources}
+                firsts = {source.place: source.first for source in sources}
                 stops = _stops(written[max(written)].with_earlier.ends, firsts)
             ranges = ends_of(now, sources, stops)
             begin, ends = _firsts_of(ranges), _ends_of(ranges)

@@ -80,7 +80,7 @@ def find_removal(
     stores: list[str] = []
     current = ledger.generations.current(pipeline)
     if current is not None:
-        stores = [store.name for store in current.stores]
+        stores = [*current.stores_by_name]
     removal = Removal(
         pipeline,
         generations=tuple(info.ref.generation for info in infos),

@@ -141,7 +141,7 @@ def find_renaming(ledger: Ledger, settings: Settings, old: str, new: str) -> Ren
     stores: list[str] = []
     shards: list[tuple[str, str]] = []
     for info in infos:
-        stores += [store.name for store in info.stores]
+        stores += info.stores_by_name
         for worker in info.workers:
             ref = GenerationRef(new, info.generation)
             before, after = (

@@ -78,6 +78,11 @@ class AggregationGroup:
         return self.store_columns[0].store
 
     @property
+    def stores(self) -> list[str]:
+        """The names of the group's stores."""
+        return [column.store for column in self.store_columns]
+
+    @property
     def inputs(self) -> tuple[str, ...]:
         """The columns that the aggregates read, sorted."""
         names: set[str] = set()

@@ -202,8 +202,10 @@ def why_spark(job: Job) -> str:
         for edge in job.edges_from(0):
             _require_edge(edge, types)
     except NeedsSparkError as part:
-        where = "" if part.step is None else f"{job.pipeline.steps[part.step]}: "
-        return where + _with_field_names(str(part), job.field_names)
+        reason = _with_field_names(str(part), job.field_names)
+        if part.step is None:
+            return reason
+        return f"{job.pipeline.steps[part.step]}: {reason}"
     return ""
 
 

@@ -61,11 +61,12 @@ def _summary(job: Job) -> str:
 
 def _groups(job: Job) -> Iterator[str]:
     for group in job.groups:
-        window = f", {group.window}" if group.window else ""
+        by = group.grouped_by
+        if group.window:
+            by += f", {group.window}"
         if group.retention_ms is not None:
-            window += f", kept {duration_text(group.retention_ms)} after its end"
-        stores = ", ".join(column.store for column in group.store_columns)
-        yield f"  holds   by {group.grouped_by}{window}: {stores}"
+            by += f", kept {duration_text(group.retention_ms)} after its end"
+        yield f"  holds   by {by}: {', '.join(group.stores)}"
 
 
 def _operators(job: Job) -> Iterator[str]:
@@ -73,5 +74,7 @@ def _operators(job: Job) -> Iterator[str]:
         step = f"{operator.step.title} {operator.step.detail}".strip()
         yield f"  stage {operator.stage} {step}: {operator.reason}"
         if operator.stores:
-            key = "key and window" if operator.by_window else "key"
+            key = "key"
+            if operator.by_window:
+                key = "key and window"
             yield f"  holds   by {key}: {', '.join(operator.stores)}"

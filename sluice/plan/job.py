@@ -219,7 +219,7 @@ class Job:
     @property
     def keeps_headers(self) -> bool:
         """Whether headers may reach topics, stores that keep them, or processors that read them."""
-        if any(sink.table is None for sink in self.sinks):
+        if self.outputs:
             return True
         for operator in self.operators:
             if operator.keeps_headers or isinstance(operator.action, ProcessParameters):
@@ -232,11 +232,12 @@ class Job:
 
         They are a database's tables, or one Delta table.
         """
-        tables: dict[str, list[Sink]] = {}
+        tables: dict[str, tuple[Sink, ...]] = {}
         for sink in self.sinks:
             if sink.table is not None:
-                tables.setdefault(sink.table.destination, []).append(sink)
-        return {destination: tuple(sinks) for destination, sinks in tables.items()}
+                of_destination = tables.get(sink.table.destination, ())
+                tables[sink.table.destination] = (*of_destination, sink)
+        return tables
 
     @property
     def connections(self) -> tuple[str, ...]:
@@ -280,7 +281,7 @@ class Job:
         """The stores that can be queried, except global tables."""
         of_groups: list[str] = []
         for group in self.groups:
-            of_groups += [store_column.store for store_column in group.store_columns]
+            of_groups += group.stores
         of_processors: list[str] = []
         of_operators: list[str] = []
         for operator in self.operators:
@@ -320,7 +321,10 @@ class Job:
     @property
     def read_clocks(self) -> frozenset[str]:
         """The names under which the tasks that read the records keep stream times."""
-        return frozenset(self._clocks_of_operators_read).union(group.name for group in self.groups)
+        clocks = self._clocks_of_operators_read
+        for group in self.groups:
+            clocks.append(group.name)
+        return frozenset(clocks)
 
     @property
     def reads_without_stages(self) -> bool:
@@ -409,7 +413,9 @@ class Job:
             if isinstance(planned, FallibleExpression):
                 names += [planned.error, planned.key_text]
             if column in names:
-                return None if planned.step is None else steps[planned.step]
+                if planned.step is None:
+                    return None
+                return steps[planned.step]
         for sink in self.sinks:
             if column in (sink.topic, sink.key, sink.value):
                 return steps[sink.number]
@@ -464,7 +470,7 @@ class Job:
         yield from self.edges
 
     @property
-    def _operators_with_chained(self) -> frozenset[int | None]:
+    def operators_with_chained(self) -> frozenset[int | None]:
         """Return the numbers of the operators that send results within their stage, and None."""
         return frozenset(operator.chained_to for operator in self.operators)
 
@@ -480,7 +486,7 @@ class Job:
 
         The store needs only the last result of each key.
         """
-        return self.last_only_operators - self._operators_with_chained
+        return self.last_only_operators - self.operators_with_chained
 
     @property
     def last_only_operators(self) -> frozenset[int]:
@@ -520,10 +526,9 @@ class Job:
                 case AggregateParameters(functions=functions, subtracts=True) if (
                     operator.number in last_only
                 ):
-                    names = {name for name, _, _ in functions}
-                    if UNORDERED.issuperset(names):
+                    if all(name in UNORDERED for name, _, _ in functions):
                         readers.add(operator.number)
-        others: set[int | None] = {*self._operators_with_chained}
+        others: set[int | None] = {*self.operators_with_chained}
         for edge in self._all_edges:
             if edge.side != STORE and edge.target not in readers:
                 others |= edge.results_of

@@ -24,7 +24,7 @@ only once even if several steps follow it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sluice.plan.layers import Column, Failure, FallibleExpression, Layer, Layers, Transformation
@@ -132,7 +132,11 @@ class JobColumns:
 
     def layers_after_operators(self) -> dict[int, Layers]:
         """Return, for each stage, the layers computed from the results of its operators."""
-        return {stage: self.layers_of(stage) for stage in self._layers if stage}
+        layers: dict[int, Layers] = {}
+        for stage in self._layers:
+            if stage:
+                layers[stage] = self.layers_of(stage)
+        return layers
 
     def _layer(self, stage: int, depth: int) -> list[Column | FallibleExpression]:
         layer = self._layers.setdefault(stage, {}).setdefault(depth, [])
@@ -171,6 +175,13 @@ class JobColumns:
             self.results_read.add(self._result_of[column])
         return column
 
+    def _read_all(self, scope: Scope, names: Iterable[str]) -> dict[str, str]:
+        """Return the column of each field."""
+        columns: dict[str, str] = {}
+        for name in names:
+            columns[name] = self.read(scope, name)
+        return columns
+
     def read_null(self, scope: Scope) -> str:
         """Return the condition that the value is null."""
         if scope.is_null in self._result_of:
@@ -181,15 +192,16 @@ class JobColumns:
         """Return SQL of the value: a struct of its fields, or the scalar itself."""
         if scope.scalar:
             return self.read(scope, TEXT_FIELD)
-        return named_struct({name: self.read(scope, name) for name in scope.fields})
+        return named_struct(self._read_all(scope, scope.fields))
 
     def json(self, scope: Scope, condition: str = "true") -> str:
         """Return SQL of the value as JSON; null if the condition is false or the value is null."""
         if scope.unchanged_result is not None:
             text = "value"
+        elif scope.scalar:
+            text = value_json(self.value(scope))
         else:
-            value = self.value(scope)
-            text = value_json(value) if scope.scalar else struct_json(value)
+            text = struct_json(self.value(scope))
         is_null = self.read_null(scope)
         conditions: list[str] = []
         if condition != "true":
@@ -203,7 +215,7 @@ class JobColumns:
     def sql(self, scope: Scope, text: str) -> str:
         """Return the author's expression, over the job's columns."""
         expression = parse(text)
-        return expression.on({name: self.read(scope, name) for name in expression.fields})
+        return expression.on(self._read_all(scope, expression.fields))
 
     def null_removed_rows(self, scope: Scope) -> Scope:
         """Return the scope in which the fields of a removed row are null.
@@ -314,7 +326,9 @@ class JobColumns:
         Without `reported`, the records for which an expression fails are left out, but not
         reported.
         """
-        checked = {name: with_utf8_checks(text, types) for name, text in texts.items()}
+        checked: dict[str, str] = {}
+        for name, text in texts.items():
+            checked[name] = with_utf8_checks(text, types)
         key_column = None
         if key in checked:
             key_column = self._key_column(scope, checked[key])
@@ -415,8 +429,11 @@ class JobColumns:
         return False
 
     def _fallible_name(self, node: nodes.Node) -> str:
-        steps = [expression.step for expression in self._fallible]
-        return f"t{node.number}_{steps.count(node.number)}"
+        count = 0
+        for expression in self._fallible:
+            if expression.step == node.number:
+                count += 1
+        return f"t{node.number}_{count}"
 
     def _add_fallible(
         self,

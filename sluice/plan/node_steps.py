@@ -74,14 +74,21 @@ def source_of(
     serde, event_time, time_unit = node.serde, node.event_time, None
     if isinstance(event_time, EpochTime):
         time_unit, event_time = event_time.unit, event_time.field
+    if number is None:
+        number = node.number
+    pattern = contract = None
+    if is_pattern(node.topic):
+        pattern = node.topic
+    if not serde.is_text:
+        contract = Reference(serde.contract)
     return Source(
-        number=node.number if number is None else number,
+        number=number,
         step=node.number,
         topic=node.topic,
-        pattern=node.topic if is_pattern(node.topic) else None,
+        pattern=pattern,
         most_topics=node.most_topics,
         kind=node.kind,
-        contract=None if serde.is_text else Reference(serde.contract),
+        contract=contract,
         contract_name=serde.name,
         is_object=not node.shape.scalar,
         decode=reference(serde.decode),

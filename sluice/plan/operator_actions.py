@@ -137,7 +137,9 @@ def _join(node: nodes.Join, pipeline: Graph) -> StreamJoinParameters | TableJoin
         assert isinstance(node.window, JoinWindow)
         return StreamJoinParameters(node.how, node.window, pipeline.keeps_headers(None))
     filtered = node.left.follows_filter, node.right.follows_filter
-    history_ms = node.right.history if node.kind == "stream-table" else None
+    history_ms = None
+    if node.kind == "stream-table":
+        history_ms = node.right.history
     return TableJoinParameters(
         node.how,
         node.kind,
@@ -162,7 +164,9 @@ def _cogrouped(node: nodes.Aggregate) -> tuple[tuple[Reference, Reference | None
 def _process(node: nodes.Process, pipeline: Graph) -> ProcessParameters:
     stores = {}
     for name, (kind, ttl_ms) in node.stores.items():
-        group_id = _processor_group(name) if node.queryable else None
+        group_id = None
+        if node.queryable:
+            group_id = _processor_group(name)
         # A query shows all entries of a key at once, as a map.
         sql_type = f"map<string,{declared_type(kind)}>"
         keeps_headers = pipeline.keeps_headers(name)
@@ -207,7 +211,9 @@ def _set_metadata(node: nodes.SetMetadata) -> SetMetadata:
     types = node.readable_types
     if node.time is not None:
         kind = type_of(node.time, types)
-        advice = "timestamp_millis(...)" if kind else "CAST(... AS TIMESTAMP)"
+        advice = "CAST(... AS TIMESTAMP)"
+        if kind:
+            advice = "timestamp_millis(...)"
         _require_type(node, "_timestamp", kind, {"TIMESTAMP"}, advice)
     headers: list[tuple[str, bool]] = []
     for name, text in node.headers.items():

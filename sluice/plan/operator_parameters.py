@@ -35,6 +35,13 @@ class AggregateParameters:
     retention_ms: int | None
     history_ms: int | None = None
 
+    @property
+    def result_names(self) -> tuple[str, ...]:
+        """The names of the functions' results, in an aggregate as the operator computes it."""
+        if self.plain:
+            return self.columns
+        return tuple([f"a{number}" for number in range(len(self.functions))])
+
 
 @dataclass(frozen=True)
 class PythonAggregateParameters:

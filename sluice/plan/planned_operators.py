@@ -206,6 +206,13 @@ class PlannedOperator:
         """The column of the results, for an operator with one output."""
         return result_column(self.number)
 
+    @property
+    def results(self) -> list[str]:
+        """The columns of the results, one for each output."""
+        if isinstance(self.action, ProcessParameters):
+            return [output.column for output in self.action.outputs.values()]
+        return [self.result]
+
     def output_of(self, column: str) -> str | None:
         """Return the name of the output whose results are in a column.
 
@@ -317,8 +324,11 @@ class PlannedOperator:
         """A processor's stores that can be queried."""
         if not isinstance(self.action, ProcessParameters):
             return {}
-        stores = self.action.stores
-        return {name: store for name, store in stores.items() if store.group_id is not None}
+        stores: dict[str, ProcessorStore] = {}
+        for name, store in self.action.stores.items():
+            if store.group_id is not None:
+                stores[name] = store
+        return stores
 
     @property
     def retention_ms(self) -> int | None:

@@ -114,18 +114,8 @@ def _job(pipeline: Pipeline, planned: PlannedPipeline) -> Job:
     for sink in outputs.of_operators:
         stages.add_sink(sink)
 
-    # Add the columns of all other steps before the conditions of groups and outputs: if a
-    # step turns a record into several rows, groups and outputs that do not follow this
-    # step must read only one of the rows.
     expected = pipeline.nodes_of(nodes.Expect)
-    for end in [*outputs.of_records, *expected]:
-        scopes.after(end.parent)
-    for peek in outputs.peeks_at_records:
-        scopes.after(peek)
-    for peek in outputs.peeks_at_results:
-        stages.add_peek(peek)
-    for aggregate in aggregates:
-        scopes.after(aggregate.parent)
+    _add_columns(scopes, stages, outputs, expected, aggregates)
 
     groups = plan_groups(scopes, aggregates, late_sinks)
     operators, edges = stages.finished()
@@ -166,6 +156,28 @@ def _job(pipeline: Pipeline, planned: PlannedPipeline) -> Job:
         operator_sinks=(*map(sink_of, outputs.of_operators), *late),
         state_functions=functions_of(stateful),
     )
+
+
+def _add_columns(
+    scopes: Scopes,
+    stages: StagePlanner,
+    outputs: Outputs,
+    expected: Sequence[nodes.Expect],
+    aggregates: Sequence[nodes.Aggregate],
+) -> None:
+    """Add the columns of all steps between operators, groups and outputs.
+
+    They are added before the conditions of groups and outputs: if a step turns a record into
+    several rows, groups and outputs that do not follow this step must read only one of the rows.
+    """
+    for end in [*outputs.of_records, *expected]:
+        scopes.after(end.parent)
+    for peek in outputs.peeks_at_records:
+        scopes.after(peek)
+    for peek in outputs.peeks_at_results:
+        stages.add_peek(peek)
+    for aggregate in aggregates:
+        scopes.after(aggregate.parent)
 
 
 def _stream_sources(pipeline: Graph) -> list[nodes.Source]:

@@ -559,8 +559,10 @@ def _with_value_in(column: str, scope: Scope, shape: Shape) -> Scope:
 
 def _by_stream(number: str, sqls: Mapping[int, str]) -> str:
     """Return SQL that chooses among merged streams' SQL by a stream's number in column `number`."""
-    cases = " ".join(f"WHEN {side} THEN {sql}" for side, sql in sqls.items())
-    return f"CASE {number} {cases} END"
+    parts = [f"CASE {number}"]
+    for side, sql in sqls.items():
+        parts.append(f"WHEN {side} THEN {sql}")
+    return " ".join((*parts, "END"))
 
 
 def shape_columns(shape: Shape, value: str) -> dict[str, str]:
@@ -605,7 +607,9 @@ def result_expressions(node: nodes.Aggregate) -> ResultExpressions | None:
         columns.append((name, parse(split.text).on_results(results)))
     if _are_results(columns, functions.values()):
         return None
-    result_types = {call: type_of(call, types) for call in functions.values()}
+    result_types: dict[str, str] = {}
+    for call in functions.values():
+        result_types[call] = type_of(call, types)
     return ResultExpressions(tuple(functions.values()), result_types, tuple(columns))
 
 
@@ -615,11 +619,12 @@ def _cogroup_expressions(node: nodes.Cogroup) -> ResultExpressions | None:
     types: dict[str, str] = {}
     for name in node.columns:
         results: dict[str, str] = {}
-        slots = [slot for slot in slots_of(node) if slot.column == name]
-        for number, slot in enumerate(slots):
-            result = f"{name}: {number}"
-            types[result] = type_of(slot.call, types_of(node, name))
-            results[f"a{number}"] = quoted(result)
+        for slot in slots_of(node):
+            if slot.column == name:
+                number = len(results)
+                result = f"{name}: {number}"
+                types[result] = type_of(slot.call, types_of(node, name))
+                results[f"a{number}"] = quoted(result)
         columns.append((name, parse(column_of(node, name).text).on_results(results)))
     if _are_results(columns, types):
         return None

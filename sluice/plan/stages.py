@@ -21,7 +21,6 @@ from sluice.plan.layers import Column, Transformation
 from sluice.plan.node_steps import LateSinks, topics_of
 from sluice.plan.operator_actions import action_of
 from sluice.plan.operator_nodes import children, is_operator, is_or_follows_operator, why_operator
-from sluice.plan.operator_parameters import ProcessParameters
 from sluice.plan.planned_operators import STORE, Edge, PlannedOperator
 from sluice.plan.scope import Scope
 from sluice.plan.scopes import Scopes
@@ -117,14 +116,11 @@ class StagePlanner:
                 others_wait.add(operator.chained_to)
         operators = []
         for operator in self.operators:
-            if operator.chained_to is None:
-                before = None
-            else:
+            before = None
+            clock = operator.name
+            if operator.chained_to is not None:
                 before = by_number[operator.chained_to]
-            results = {operator.result}
-            if isinstance(operator.action, ProcessParameters):
-                results = {output.column for output in operator.action.outputs.values()}
-            clock = operator.name if before is None else before.name
+                clock = before.name
             finished = replace(
                 operator,
                 edges=tuple(map(self._with_condition, operator.edges)),
@@ -133,7 +129,7 @@ class StagePlanner:
                 only_windows_wait=operator.number in chained_to
                 and operator.number not in others_wait,
                 reads_windows=before is not None and before.keeps_waiting_windows(operator),
-                columns_read=frozenset(results & self.columns.results_read),
+                columns_read=frozenset(self.columns.results_read.intersection(operator.results)),
             )
             operators.append(finished)
         return share_rows(operators), tuple(map(self._with_condition, self.edges))
@@ -165,7 +161,8 @@ class StagePlanner:
                 columns[name] = scope.columns[name]
         if not columns:
             # A struct needs a field.
-            columns = {name: scope.columns[name] for name in scope.fields[:1]}
+            first = scope.fields[0]
+            columns[first] = scope.columns[first]
         return self.columns.value(replace(scope, columns=columns))
 
     def _texts_after(self, operator: PlannedOperator) -> Iterator[str]:
@@ -205,9 +202,11 @@ class StagePlanner:
         functions = _aggregate_functions(self.pipeline, node)
         if chained_to is None:
             edges = self._input_edges(node, functions)
+            number_before = None
             stage = max(edge.stage for edge in edges) + 1
         else:
             edges = []
+            number_before = chained_to.number
             stage = chained_to.stage
             self.scopes.chained.add(node.number)
         self.scopes.operator_stages[node.number] = stage
@@ -227,7 +226,7 @@ class StagePlanner:
             edges=tuple(edges),
             topics=topics_of(timing),
             sends_old_values=node.number in self._sending_old_values,
-            chained_to=None if chained_to is None else chained_to.number,
+            chained_to=number_before,
             clock=node.name,
             waits_for_close=node.waits_for_close,
             store=store,
@@ -425,7 +424,9 @@ class StagePlanner:
             return self._cogrouped_content(taken, scope, sqls, functions)
         if taken.has_arguments:
             return _Content(_argument_sqls(sqls, functions), is_null, scope.scalar)
-        value = self.columns.value(scope) if unchanged_result is None else "value"
+        value = "value"
+        if unchanged_result is None:
+            value = self.columns.value(scope)
         return _Content((value,), is_null, scope.scalar, unchanged_result)
 
     def _cogrouped_content(
@@ -437,7 +438,9 @@ class StagePlanner:
     ) -> _Content:
         """Return a cogrouped stream's arguments, or JSON of its number and the record's value."""
         is_null = self.columns.read_null(scope)
-        null_of_row = is_null if taken.requires_value else "false"
+        null_of_row = "false"
+        if taken.requires_value:
+            null_of_row = is_null
         if not taken.has_arguments:
             value = f"coalesce({self.columns.json(scope)}, 'null')"
             values = (f"concat('[{taken.number},', {value}, ']')",)
@@ -584,4 +587,7 @@ def _argument_sqls(
     sqls: Mapping[str, str], functions: Sequence[AggregateFunction]
 ) -> tuple[str, ...]:
     """Return the SQL of the arguments, given the SQL of an edge's expressions by name."""
-    return tuple([sqls.get(f"argument{number}", "NULL") for number in range(len(functions))])
+    arguments: list[str] = []
+    for number in range(len(functions)):
+        arguments.append(sqls.get(f"argument{number}", "NULL"))
+    return tuple(arguments)

@@ -110,6 +110,11 @@ class Source:
         assert self.contract is not None
         return self.contract.value
 
+    @property
+    def value_type(self) -> Any:
+        """The type of the values; str for a source without a contract."""
+        return str if self.contract is None else self.contract.value
+
 
 @dataclass(frozen=True)
 class GlobalTableInput:

@@ -43,7 +43,7 @@ class PipelineSnapshot:
     def __init__(self, snapshot: Snapshot, generation: GenerationInfo) -> None:
         self.snapshot = snapshot
         self.generation = generation
-        self._stores = {store.name: store for store in generation.stores}
+        self._stores = generation.stores_by_name
         self._pins: dict[str, Pin] = {}
 
     @cached_property

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -329,25 +330,29 @@ class DeltaSink:
         """
         names = [column.name for column in columns]
         missing = (None,) * (len(names) - len(identity))
-        source = [(*row, False) for row in rows.written]
-        source += [(*row, *missing, True) for row in rows.deleted]
+        source: list[Row] = []
+        for row in rows.written:
+            source.append((*row, False))
+        for row in rows.deleted:
+            source.append((*row, *missing, True))
         # With bounds, Delta Lake skips each file whose statistics show that all its keys or
         # positions are outside.
-        bounded = "_offset" if self.target.table.key is None else identity[0]
-        bounded_index = names.index(bounded)
-        values = [row[bounded_index] for row in source]
-        conditions = [_equal(name) for name in identity]
+        bounded = "_offset"
+        if self.target.table.key is not None:
+            bounded = identity[0]
+        values = [*map(itemgetter(names.index(bounded)), source)]
+        conditions = [*map(_equal, identity)]
         least, most = _literal(min(values)), _literal(max(values))
         conditions.append(f"t.{backticked(bounded)} BETWEEN {least} AND {most}")
         clauses = []
         # Appended rows have no key. If the table has such a row already, the row stays as it is.
         if self.target.table.key is not None:
             clauses.append(f"WHEN MATCHED AND s.{_DELETED} THEN DELETE")
-            changes = [_equal(name) for name in names[len(identity) :]]
+            changes = [*map(_equal, names[len(identity) :])]
             # If the key is the table's only column, there is nothing to change.
             if changes:
                 clauses.append(f"WHEN MATCHED THEN UPDATE SET {', '.join(changes)}")
-        listed = [backticked(name) for name in names]
+        listed = [*map(backticked, names)]
         insert = f"INSERT ({', '.join(listed)}) VALUES (s.{', s.'.join(listed)})"
         clauses.append(f"WHEN NOT MATCHED AND NOT s.{_DELETED} THEN {insert}")
         view = f"sluice_{secrets.token_hex(8)}"
@@ -363,10 +368,10 @@ class DeltaSink:
         values_of_columns: Sequence[tuple[Any, ...]] = [()] * len(columns)
         if rows:
             values_of_columns = list(zip(*rows, strict=True))
-        arrays: list[pa.Array] = []
+        arrays: dict[str, pa.Array] = {}
         for column, values in zip(columns, values_of_columns, strict=True):
-            arrays.append(pa.array(values, column.arrow))
-        table = pa.table(arrays, names=[column.name for column in columns])
+            arrays[column.name] = pa.array(values, column.arrow)
+        table = pa.table(arrays)
         return self.spark.createDataFrame(
             table,
             from_arrow_schema(table.schema, prefer_timestamp_ntz=True),
@@ -394,13 +399,13 @@ class DeltaSink:
         if published is not None:
             # The rows of timers have no topic, and their positions do not show which batch wrote
             # them. Each of them therefore counts as later.
-            later = ["_topic = ''"]
+            later = ["(_topic = '')"]
             for topic, ends in published.positions.items():
                 of_topic = f"_topic = {literal(topic)}"
                 for number, end in ends.items():
-                    later.append(f"{of_topic} AND _partition = {number} AND _offset >= {end}")
-                later.append(f"{of_topic} AND _partition NOT IN ({', '.join(ends) or 'NULL'})")
-            condition = " OR ".join(f"({of_partition})" for of_partition in later)
+                    later.append(f"({of_topic} AND _partition = {number} AND _offset >= {end})")
+                later.append(f"({of_topic} AND _partition NOT IN ({', '.join(ends) or 'NULL'}))")
+            condition = " OR ".join(later)
         rows = self.spark.read.format("delta").load(self.target.table.name)
         return not rows.where(condition).isEmpty()
 
@@ -409,10 +414,10 @@ class DeltaSink:
         identity = self.target.identity
         columns = []
         for column in declared:
-            not_null = " NOT NULL" if column.name in identity else ""
-            columns.append(
-                f"{backticked(column.name)} {self.target.created[column.name]}{not_null}"
-            )
+            definition = f"{backticked(column.name)} {self.target.created[column.name]}"
+            if column.name in identity:
+                definition += " NOT NULL"
+            columns.append(definition)
         writer = f"TBLPROPERTIES ('{WRITER}' = '{self.pipeline}')"
         self.spark.sql(f"CREATE TABLE {self._table} ({', '.join(columns)}) USING delta {writer}")
         log.info("table created", table=self.target.output)
@@ -518,16 +523,20 @@ class DeltaSink:
 
         With former names, the highest version counts, because each name has versions of its own.
         """
-        return max(self._version_of(name) for name in (self.pipeline, *self.formerly))
+        return max(map(self._version_of, (self.pipeline, *self.formerly)))
 
     def _version_of(self, pipeline: str) -> int:
         version = self._snapshot().transactions().get(_application(pipeline))
-        return int(version.get()) if version.isDefined() else -1
+        if not version.isDefined():
+            return -1
+        return int(version.get())
 
     def _property(self, name: str) -> str:
         """Return a property of the table, empty if it is not set."""
         value = self._snapshot().metadata().configuration().get(name)
-        return str(value.get()) if value.isDefined() else ""
+        if not value.isDefined():
+            return ""
+        return str(value.get())
 
     def _snapshot(self) -> Any:
         """Return the table's newest snapshot."""
@@ -583,7 +592,9 @@ def _written_type(column: StructField) -> pa.DataType | None:
         arrow = arrow_type_of(column.dataType)
     except PySparkException:
         return None
-    return arrow if _can_be_written(arrow) else None
+    if not _can_be_written(arrow):
+        return None
+    return arrow
 
 
 def _can_be_written(arrow: pa.DataType) -> bool:
@@ -602,7 +613,9 @@ def _can_be_written(arrow: pa.DataType) -> bool:
 def _max_length(column: StructField) -> int | None:
     """Return the largest number of characters of a VARCHAR or CHAR, None for other types."""
     declared = re.fullmatch(r"(?:var)?char\((\d+)\)", str(column.metadata.get(_SQL_TYPE, "")))
-    return None if declared is None else int(declared[1])
+    if declared is None:
+        return None
+    return int(declared[1])
 
 
 def _tells_keys_apart(column: StructField) -> bool:
@@ -626,7 +639,9 @@ def _literal(value: Any) -> str:
     if isinstance(value, datetime):
         kind = "TIMESTAMP" if value.tzinfo else "TIMESTAMP_NTZ"
         return f"{kind} '{value.isoformat()}'"
-    return literal(value) if isinstance(value, str) else str(value)
+    if isinstance(value, str):
+        return literal(value)
+    return str(value)
 
 
 def _reason(error: Exception | None) -> str:

@@ -132,7 +132,9 @@ class PostgresTables:
 
     def _incomplete_error(self, expected: BatchId, otherwise: str) -> EngineError:
         """Return the error for a database whose last batch is older than the `expected` one."""
-        end = "have no batch" if self._newest is None else f"end at batch {self._newest.snapshot}"
+        end = "have no batch"
+        if self._newest is not None:
+            end = f"end at batch {self._newest.snapshot}"
         return EngineError(
             f"The tables of {self.pipeline} in the database of {self.connection} {end}, but batch "
             f"{expected.snapshot} is written. Either the database has lost its newest commits, "
@@ -303,15 +305,12 @@ class PostgresTables:
             if rows.deleted:
                 deleted = Identifier(f"sluice_deleted_{number}")
                 _copy(database, deleted, target, identity, rows.deleted)
-                equal = [SQL("t.{0} = d.{0}").format(name) for name in identity]
-                same = SQL(" AND ").join(equal)
+                same = SQL(" AND ").join(map(SQL("t.{0} = d.{0}").format, identity))
                 yield SQL("DELETE FROM {} t USING {} d WHERE {}").format(target.name, deleted, same)
             if rows.written:
                 new = Identifier(f"sluice_new_{number}")
                 _copy(database, new, target, names, rows.written)
-                changes = [
-                    SQL("{0} = EXCLUDED.{0}").format(name) for name in names[len(identity) :]
-                ]
+                changes = [*map(SQL("{0} = EXCLUDED.{0}").format, names[len(identity) :])]
                 # If all columns identify the row, an existing row is already the same.
                 action: Composable = SQL("NOTHING")
                 if changes:
@@ -467,7 +466,7 @@ def _create(database: psycopg.Connection, target: PostgresTarget) -> None:
     definitions: list[Composable] = []
     for name, kind in target.created.items():
         definitions.append(SQL("{} {}").format(Identifier(name), SQL(kind)))
-    identity = [Identifier(name) for name in target.identity]
+    identity = [*map(Identifier, target.identity)]
     definitions.append(SQL("PRIMARY KEY ({})").format(_list(identity)))
     database.execute(SQL("CREATE TABLE {} ({})").format(target.name, _list(definitions)))
     log.info("table created", table=target.output)
@@ -528,7 +527,7 @@ def _require_fitting_columns(
             f"it is a {relation}, and only a table can have the primary key that writing needs"
         )
     elif {*identity} <= columns.keys() and not _is_unique(database, table, identity):
-        names = _list([Identifier(name) for name in identity]).as_string(database)
+        names = _list([*map(Identifier, identity)]).as_string(database)
         problems.append(
             f"its rows are not unique by {names} (ALTER TABLE {table} ADD PRIMARY KEY ({names}))"
         )

@@ -144,10 +144,13 @@ class Written(msgspec.Struct, frozen=True):
 
 def written_rows(rows: Rows) -> Written:
     """Return the number and the checksum of the rows that a batch writes to a table."""
-    total = sum(crc32(repr(row).encode()) for row in rows.written)
-    # With the start value 1, a deleted row has another checksum than a written row with the same
-    # values.
-    total += sum(crc32(repr(row).encode(), 1) for row in rows.deleted)
+    total = 0
+    for row in rows.written:
+        total += crc32(repr(row).encode())
+    for row in rows.deleted:
+        # With the start value 1, a deleted row has another checksum than a written row with the
+        # same values.
+        total += crc32(repr(row).encode(), 1)
     return Written(rows.count, f"{total:x}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 
 import pyarrow as pa
@@ -49,6 +50,11 @@ def arrow_type(sql: str) -> pa.DataType:
     if fields := struct_fields(sql):
         return pa.struct([(name, arrow_type(kind)) for name, kind in fields.items()])
     raise ValueError(f"{sql} has no Arrow type")
+
+
+def arrow_schema(columns: Mapping[str, str]) -> pa.Schema:
+    """Return the schema of columns, whose values are their DDL types."""
+    return pa.schema([(name, arrow_type(sql)) for name, sql in columns.items()])
 
 
 def has_arrow_type(sql: str) -> bool:

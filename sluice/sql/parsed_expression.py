@@ -16,7 +16,7 @@ from sqlglot.tokenizer_core import TokenType
 from sluice.errors import TopologyError
 from sluice.sql.calls import CLOSING, OPENING, aggregates
 from sluice.sql.dialect import PARSE_ERRORS, SparkSQL, is_plain_name, tokens_of, tree_of
-from sluice.sql.spark_syntax import foreign_sign, reason_to_refuse
+from sluice.sql.spark_syntax import reason_not_parsed, reason_to_refuse
 from sluice.values.record_metadata import METADATA, TEXT_FIELD
 from sluice.values.sql_text import backticked, named_struct, quoted
 from sluice.values.sql_types import names_within, struct_fields
@@ -125,7 +125,7 @@ def _refusal(text: str, reason: str) -> TopologyError:
 def _not_an_expression(text: str, error: Exception) -> TopologyError:
     """Return the error for a text that sqlglot cannot parse, with sqlglot's description."""
     with suppress(SqlglotError):
-        if reason := foreign_sign(text):
+        if reason := reason_not_parsed(text):
             return _refusal(text, reason)
     problem = (getattr(error, "errors", None) or [{}])[0]
     where = ""

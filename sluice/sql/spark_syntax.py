@@ -11,6 +11,7 @@ from itertools import chain, pairwise
 from sqlglot import exp
 from sqlglot.tokenizer_core import Token, TokenType
 
+from sluice.sql.argument_counts import wrong_count
 from sluice.sql.dialect import SparkSQL, tokens_of
 from sluice.sql.spark_types import is_type
 from sluice.sql.words_as_names import UNITS, begins_operand, is_infix_word, places_of_names
@@ -64,23 +65,28 @@ def reason_to_refuse(text: str, tree: exp.Expr) -> str:
             "names its result with AS; write the name before the expression, as in "
             "total='sum(amount)'"
         )
-        return foreign_sign(text) or reason
+        return reason_not_parsed(text) or reason
     for node in tree.walk():
         if reason := _why_not_part(node):
             return reason
     tokens = tokens_of(text)
     reasons = chain(
-        _foreign_signs(text, tokens), _foreign_types(tokens), _unread_names(tokens, tree)
+        _foreign_signs(text, tokens),
+        _foreign_types(tokens),
+        _wrong_counts(tokens),
+        _unread_names(tokens, tree),
     )
     return next(reasons, "")
 
 
-def foreign_sign(text: str) -> str:
-    """Find a sign or word that is not an operator of Spark SQL, and say what to do.
+def reason_not_parsed(text: str) -> str:
+    """Find what sqlglot cannot parse, and say what to do.
 
-    Return an empty text if there is none.
+    This is a sign or word that is not an operator of Spark SQL, or a call with too few or too many
+    arguments. Return an empty text if there is neither.
     """
-    return next(_foreign_signs(text, tokens_of(text)), "")
+    tokens = tokens_of(text)
+    return next(chain(_foreign_signs(text, tokens), _wrong_counts(tokens)), "")
 
 
 def functions_in(tokens: Sequence[Token]) -> Iterator[Token]:
@@ -305,6 +311,13 @@ def _foreign_types(tokens: Sequence[Token]) -> Iterator[str]:
                 f"converts to {word} as Spark SQL does not; write a type such as STRING, "
                 "DECIMAL(38,2) or ARRAY<INT>"
             )
+
+
+def _wrong_counts(tokens: Sequence[Token]) -> Iterator[str]:
+    places = {token.start: place for place, token in enumerate(tokens)}
+    for name in functions_in(tokens):
+        if problem := wrong_count(tokens, places[name.start]):
+            yield f"{problem}; correct the arguments, or use a Python function"
 
 
 def _places_of_types(tokens: Sequence[Token]) -> Iterator[int]:

@@ -149,6 +149,10 @@ class GenerationInfo(OfGeneration, frozen=True, kw_only=True):
     file: str = ""
     """The path of the pipeline's file in the newest run; empty if it is unknown."""
 
+    @property
+    def stores_by_name(self) -> dict[str, StoreInfo]:
+        return {store.name: store for store in self.stores}
+
 
 class Snapshot(OfGeneration, frozen=True, kw_only=True):
     """A published batch: the state of all workers of a pipeline up to and including this batch."""

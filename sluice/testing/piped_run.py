@@ -86,7 +86,7 @@ class PipedRun:
 
     def begin(self, info: GenerationInfo, types: StateTypes) -> None:
         """Register the generation, and make its publisher."""
-        self.stores = {store.name: store for store in info.stores}
+        self.stores = info.stores_by_name
         self._ledger.generations.register(info)
         table_sinks = {}
         for destination, sinks in self.job.written_tables.items():

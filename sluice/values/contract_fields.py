@@ -9,7 +9,14 @@ import msgspec
 from msgspec import inspect
 
 from sluice.errors import TopologyError
-from sluice.values.contracts import ObjectType, members_of, sql_type_of, type_info, variants
+from sluice.values.contracts import (
+    ObjectType,
+    choice_values,
+    members_of,
+    sql_type_of,
+    type_info,
+    variants,
+)
 from sluice.values.pydantic_models import required_fields
 
 OPTIONAL = ", optional"
@@ -95,10 +102,8 @@ def _without_null(kind: inspect.Type) -> tuple[inspect.Type, str]:
 def _name(kind: inspect.Type) -> str:
     """Write the type, with its choices or its limits."""
     bare = kind.type if isinstance(kind, inspect.Metadata) else kind
-    if isinstance(bare, inspect.LiteralType):
-        return choices_text(bare.values)
-    if isinstance(bare, inspect.EnumType):
-        return choices_text([member.value for member in bare.cls])
+    if isinstance(bare, inspect.LiteralType | inspect.EnumType):
+        return choices_text(choice_values(bare))
     try:
         name = sql_type_of(kind)
     except TopologyError:

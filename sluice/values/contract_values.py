@@ -70,10 +70,11 @@ def _with_numbers(value: Any, kind: inspect.Type, zone: tzinfo) -> Any:
                 and value.get(kind.tag_field) != kind.tag
             ):
                 return value
-            kinds = {field.encode_name: field.type for field in kind.fields}
             members = dict(value)
-            for name in members.keys() & kinds.keys():
-                members[name] = _with_numbers(members[name], kinds[name], zone)
+            for field in kind.fields:
+                name = field.encode_name
+                if name in members:
+                    members[name] = _with_numbers(members[name], field.type, zone)
             return members
         case inspect.ListType() | inspect.VarTupleType() if isinstance(value, list):
             return [_with_numbers(element, kind.item_type, zone) for element in value]
@@ -229,15 +230,19 @@ def plain_data(value: Any) -> Any:
     """Return plain data: a Struct becomes a dict of its tag and fields, a set a sorted list."""
     match value:
         case msgspec.Struct():
-            fields = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
-            named = {name: plain_data(getattr(value, attribute)) for name, attribute in fields}
+            members: dict[str, Any] = {}
             config = value.__struct_config__
-            if config.tag_field is None:
-                return named
-            return {config.tag_field: config.tag, **named}
+            if config.tag_field is not None:
+                members[config.tag_field] = config.tag
+            fields = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
+            for name, attribute in fields:
+                members[name] = plain_data(getattr(value, attribute))
+            return members
         case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            names = [field.name for field in dataclasses.fields(value)]
-            return {name: plain_data(getattr(value, name)) for name in names}
+            members = {}
+            for field in dataclasses.fields(value):
+                members[field.name] = plain_data(getattr(value, field.name))
+            return members
         case list() | tuple():
             return [*map(plain_data, value)]
         # A set's order changes from process to process, but equal values need equal JSON.

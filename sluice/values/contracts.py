@@ -384,12 +384,16 @@ def _choice(kind: inspect.LiteralType | inspect.EnumType, where: str) -> str:
     return sql
 
 
+def choice_values(kind: inspect.LiteralType | inspect.EnumType) -> list[Any]:
+    """Return the choices of a Literal, or the values of an Enum's members."""
+    if isinstance(kind, inspect.LiteralType):
+        return [*kind.values]
+    return [member.value for member in kind.cls]
+
+
 def choice_type(kind: inspect.LiteralType | inspect.EnumType) -> type:
     """Return the type of all choices of a Literal or an Enum; NoneType if their types differ."""
-    if isinstance(kind, inspect.LiteralType):
-        types = {type(value) for value in kind.values}
-    else:
-        types = {type(member.value) for member in kind.cls}
+    types = set(map(type, choice_values(kind)))
     if len(types) == 1:
         return types.pop()
     return type(None)

@@ -149,7 +149,7 @@ class _Parser:
             node = self.parse(each, base, path, name)
             if node not in branches:
                 branches.append(node)
-        present = [branch for branch in branches if branch != _NULL]
+        present = Union(tuple(branches)).branches_with_values
         if len(present) > 1:
             raise SchemaError(f"{path}: values of several types have no type in SQL")
         if not present:
@@ -162,13 +162,15 @@ class _Parser:
         self, schema: dict[str, Any], parts: list[Any], base: str, path: str, name: str
     ) -> Node:
         """Return a record with the fields of all parts."""
-        own = _without(schema, "allOf")
+        if "properties" in schema:
+            parts = [*parts, _without(schema, "allOf")]
         fields: dict[str, Field] = {}
-        for part in [*parts, own] if "properties" in own else parts:
+        for part in parts:
             node = self.parse(part, base, path, name)
             if not isinstance(node, Record):
                 raise SchemaError(f"{path}: Sluice reads allOf only if all its parts are objects")
-            fields |= {each.name: each for each in node.fields}
+            for each in node.fields:
+                fields[each.name] = each
         return self._record(_name(schema, name), tuple(fields.values()))
 
     def _record(self, name: str, fields: tuple[Field, ...]) -> Record:
@@ -190,7 +192,9 @@ class _Parser:
         fields: list[Field] = []
         for key, each in properties.items():
             node = self.parse(each, base, f"{path}.{key}", _capitalized(key))
-            default = each.get("default", NO_DEFAULT) if isinstance(each, dict) else NO_DEFAULT
+            default: Any = NO_DEFAULT
+            if isinstance(each, dict):
+                default = each.get("default", NO_DEFAULT)
             is_nested = isinstance(default, dict | list) and bool(default)
             if key not in required and (default is NO_DEFAULT or is_nested):
                 default = None
@@ -207,9 +211,12 @@ def _without(schema: dict[str, Any], key: str) -> dict[str, Any]:
 def _name(schema: dict[str, Any], name: str) -> str:
     """Return the name of a record: the last part of the title, or the name of its place."""
     title = schema.get("title")
-    text = title.rpartition(".")[2] if isinstance(title, str) else name
-    bare = re.sub(r"\W+", "_", text).strip("_")
-    return bare if re.match(r"[^\W\d]", bare) else f"Value{bare}"
+    if isinstance(title, str):
+        name = title.rpartition(".")[2]
+    bare = re.sub(r"\W+", "_", name).strip("_")
+    if not re.match(r"[^\W\d]", bare):
+        return f"Value{bare}"
+    return bare
 
 
 def _capitalized(key: str) -> str:
@@ -219,7 +226,7 @@ def _capitalized(key: str) -> str:
 def _choice(values: list[Any], path: str, name: str) -> Node:
     """Return the node of one of several values."""
     present = [value for value in values if value is not None]
-    kinds = {type(value) for value in present}
+    kinds = set(map(type, present))
     if kinds == {str}:
         node: Node = Choice(_capitalized(name), tuple(present))
     elif kinds == {int}:
@@ -228,7 +235,9 @@ def _choice(values: list[Any], path: str, name: str) -> Node:
         node = Primitive("boolean")
     else:
         raise SchemaError(f"{path}: {json.dumps(values)[:80]} have no common type in SQL")
-    return node if len(present) == len(values) else Union((_NULL, node))
+    if len(present) == len(values):
+        return node
+    return Union((_NULL, node))
 
 
 def _decimal(schema: dict[str, Any], path: str) -> Node:

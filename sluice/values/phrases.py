@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 
 _SIZES = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 _UNITS = {"d": 86_400_000, "h": 3_600_000, "min": 60_000, "s": 1_000, "ms": 1}
@@ -26,7 +26,10 @@ def duration_text(ms: int) -> str:
 
 def size_text(size: int) -> str:
     """Return a size in the largest unit of which there is at least one: `1.5 GiB`, `0.2 KiB`."""
-    unit = next((unit for unit, smallest in _SIZES.items() if size >= smallest), "KiB")
+    unit = "KiB"
+    for larger in ("MiB", "GiB"):
+        if size >= _SIZES[larger]:
+            unit = larger
     return f"{size / _SIZES[unit]:,.1f} {unit}"
 
 
@@ -35,6 +38,13 @@ def counted(number: int, noun: str) -> str:
     if number == 1:
         return f"{number} {noun}"
     return f"{number} {noun}s"
+
+
+def agreeing(names: Sized, singular: str, plural: str) -> str:
+    """Return the form of a word that agrees with the number of names: `was`, `were`."""
+    if len(names) == 1:
+        return singular
+    return plural
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from sluice.values.phrases import joined
+from sluice.values.phrases import agreeing, joined
 
 
 @dataclass(frozen=True)
@@ -21,18 +21,20 @@ class SharedTopic:
     def __str__(self) -> str:
         writers = joined(self.pipelines)
         if self.owner:
-            write = "writes" if len(self.pipelines) == 1 else "write"
+            write = agreeing(self.pipelines, "writes", "write")
             return (
                 f"{writers} {write} the topic {self.topic}, which {self.owner} keeps for itself. "
                 f"The next run of {self.owner} may find records there that it cannot read, and "
                 "stop. Choose another topic."
             )
-        both = "both write" if len(self.pipelines) == 2 else "all write"
+        both = "all"
+        if len(self.pipelines) == 2:
+            both = "both"
         return (
-            f"{writers} {both} the topic {self.topic}. Each writes in transactions of its own, so "
-            "their records are mixed in any order, and for a key that several of them write, the "
-            "latest record decides. If one of them is a copy of another, every result is in the "
-            "topic twice."
+            f"{writers} {both} write the topic {self.topic}. Each writes in transactions of its "
+            "own, so their records are mixed in any order, and for a key that several of them "
+            "write, the latest record decides. If one of them is a copy of another, every result "
+            "is in the topic twice."
         )
 
 
@@ -45,8 +47,9 @@ def shared_topics(outputs: Mapping[str, Collection[str]]) -> list[SharedTopic]:
     writers: dict[str, list[str]] = {}
     for pipeline, names in sorted(outputs.items()):
         # The name of a table has a colon, which Kafka does not allow in the name of a topic.
-        for topic in sorted({name for name in names if ":" not in name}):
-            writers.setdefault(topic, []).append(pipeline)
+        for name in sorted(set(names)):
+            if ":" not in name:
+                writers.setdefault(name, []).append(pipeline)
     shared: list[SharedTopic] = []
     for topic, pipelines in sorted(writers.items()):
         owner = _owner(topic, outputs)

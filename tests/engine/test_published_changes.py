@@ -69,8 +69,11 @@ class Project:
         running.send("items", b'{"n": 1}')
         return running.run()
 
+    def call(self, *arguments: str) -> Result:
+        return CliRunner().invoke(app, [*arguments])
+
     def check(self, *arguments: str) -> Result:
-        return CliRunner().invoke(app, ["check", "--no-spark", *arguments])
+        return self.call("check", "--no-spark", *arguments)
 
     def notes(self) -> list[str]:
         with self.running().ledger() as ledger:
@@ -221,6 +224,11 @@ NOTES = {
         "output PREFIX.more is new.",
     ),
     "an output has another field": ('n="n", ', 'n="n", m="n", ', "output PREFIX.out also has m."),
+    "an expression changes": (
+        'twice="n * 2"',
+        'twice="n * 3"',
+        "step 'select: n, twice = n * 2' became 'select: n, twice = n * 3'. Later results",
+    ),
 }
 
 
@@ -235,6 +243,16 @@ def test_a_change_that_needs_nothing(project: Project, name: str) -> None:
     assert text in checked.stdout
     project.run()
     assert project.notes() == []
+
+
+def test_a_deployment_says_which_expression_has_changed(project: Project) -> None:
+    project.run()
+    described = project.call("deploy", project.name, "--dry-run").stdout
+    assert "Nothing has changed: the steps, their expressions" in described
+    project.change("n * 2", "n * 3")
+    described = project.call("deploy", project.name, "--dry-run").stdout
+    assert "note: step 'select: n, twice = n * 2' became 'select: n, twice = n * 3'" in described
+    assert "Nothing has changed:" not in described
 
 
 def test_the_worst_change_decides_the_status(project: Project) -> None:

@@ -428,7 +428,7 @@ def _pipeline(figures: LedgerFigures, name: str) -> answers.PipelineStatus:
     workers = 0
     if info is not None:
         generation, topics, workers = info.generation, info.topics, len(info.workers)
-        stores = [store.name for store in info.stores]
+        stores = [*info.stores_by_name]
     return answers.PipelineStatus(
         pipeline=name,
         status=Health(trouble or calm_of(figures, name) or "ok"),
@@ -450,7 +450,7 @@ async def _workers(access: Access, info: GenerationInfo) -> list[answers.Worker]
             statuses.append(WorkerStatus(worker.number, "unavailable", nothing))
     else:
         statuses += await access.reader.statuses(info.workers)
-    stores = [store.name for store in info.stores]
+    stores = [*info.stores_by_name]
     workers: list[answers.Worker] = []
     for worker, status in zip(info.workers, statuses, strict=True):
         workers.append(

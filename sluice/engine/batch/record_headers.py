@@ -38,6 +38,14 @@ def headers_of_records(batch: pa.RecordBatch) -> Texts | None:
     return batch.column(RAW)
 
 
+def header_texts(headers: pa.Array | None) -> list[str | None] | None:
+    """Return each record's headers as JSON; None if no record has headers."""
+    if headers is None or headers.null_count == len(headers):
+        return None
+    texts: list[str | None] = headers.to_pylist()
+    return texts
+
+
 def header(key: str, value: str) -> dict[str, str | bytes]:
     """Return a header whose value is text.
 

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.sql.arrow_types import arrow_type
+from sluice.sql.arrow_types import arrow_schema
 from sluice.state.model import NO_WINDOW
 from sluice.support.arrays import Indices, Integers
 
@@ -51,7 +51,7 @@ record's source, partition and offset) and `path` (the steps from the record to 
 """
 
 ROW_DDL = ", ".join(f"{name} {kind}" for name, kind in ROW.items())
-SCHEMA = pa.schema([(name, arrow_type(kind)) for name, kind in ROW.items()])
+SCHEMA = arrow_schema(ROW)
 STREAM_TIME = -1
 """The `side` of a row that is a report. Its column `advances` has the positions of a task's rows
 that advance the stream time of the operator `target`."""

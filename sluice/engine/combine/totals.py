@@ -27,6 +27,7 @@ from sluice.engine.combine.partial_aggregates import (
 from sluice.plan import Job, StoreColumn
 from sluice.sql.aggregate_types import type_of_aggregate
 from sluice.sql.arrow_to_json import json_array
+from sluice.support.arrays import columns_named
 from sluice.values.partial_results import larger
 from sluice.values.sql_types import compact, struct_type
 
@@ -66,7 +67,7 @@ class Totals:
             values = aggregates.store_values(batch)
             if group in self.timed:
                 values.append(batch.column("time"))
-            columns = {name: batch.column(name) for name in WINDOWED}
+            columns = columns_named(batch, WINDOWED)
             yield rows(batch.num_rows, columns | {"target": group, "value": json_array(values)})
 
     def combine(self, group: int, first: str, second: str) -> str:

@@ -39,7 +39,7 @@ def _closed(job: Job, store: str, times: StreamTimes) -> int:
         if operator.store == store:
             return times.times.get(f"{CLOSED}/{operator.clock}", BEFORE_ALL)
     for group in job.groups:
-        if any(column.store == store for column in group.store_columns):
+        if store in group.stores:
             # Records of a partition are late by the partition's own time, and by the time that all
             # groups have reached. Only the latter counts for a partition that was idle.
             own = replace(times, idle_timeout_ms=None).closed(group.name, group.topics)

@@ -83,16 +83,7 @@ def encode_records(
             if registered.header is not None:
                 headers = columns.get("headers")
                 columns["headers"] = _with_header(headers, len(table), registered.header)
-        # Sluice's own encoders take JSON and need no decoded value.
-        takes_json = encode is encode_bytes or encode is encode_text
-        if isinstance(encode, RegisteredEncoder):
-            takes_json = encode.takes_json
-        encode_json = encode if takes_json else lambda text: encode(_decode(text))
-        texts = columns["value"]
-        if isinstance(encode, RegisteredEncoder):
-            columns["value"] = _encode_texts(encode, encode_json, texts, errors, sink)
-        else:
-            columns["value"] = _encode_column(encode_json, texts.to_pylist(), errors, sink)
+        columns["value"] = _encode_values(encode, columns["value"], errors, sink)
     if sink.encode_key is not None and isinstance(sink.encode_key.value, RegistryFormat):
         assert encoder_of is not None, "the run gives the encoders of its registry"
         registered = encoder_of(sink.encode_key.value, sink.topic)
@@ -116,7 +107,27 @@ def encode_records(
         if name in table.column_names:
             columns["timestamp"] = table.column(name)
     records = pa.table(columns)
-    return _reject_errors(sink, table, records, errors, rejected) if errors else records
+    if errors:
+        return _reject_errors(sink, table, records, errors, rejected)
+    return records
+
+
+def _encode_values(
+    encode: Encoder, texts: pa.ChunkedArray, errors: dict[int, str], sink: Sink
+) -> pa.Array:
+    """Encode each value, which is given as JSON."""
+    # Sluice's own encoders take JSON and need no decoded value.
+    takes_json = encode is encode_bytes or encode is encode_text
+    if isinstance(encode, RegisteredEncoder):
+        takes_json = encode.takes_json
+
+    def encode_decoded(text: str) -> bytes:
+        return encode(_decode(text))
+
+    encode_json = encode if takes_json else encode_decoded
+    if isinstance(encode, RegisteredEncoder):
+        return _encode_texts(encode, encode_json, texts, errors, sink)
+    return _encode_column(encode_json, texts.to_pylist(), errors, sink)
 
 
 def _with_plain_values(table: pa.Table) -> pa.Table:
@@ -154,7 +165,10 @@ def latest_changes(sink: Sink, changes: pa.Table) -> pa.Table:
     for row, identity in enumerate(zip(*columns, strict=True)):
         # The key is removed and added again, so that it gets the place of its last change.
         last_rows.pop(identity, None)
-        last_rows[identity if identity[0] is not None else row] = row
+        if identity[0] is None:
+            last_rows[row] = row
+        else:
+            last_rows[identity] = row
     return changes.take(pa.array(last_rows.values(), pa.int64()))
 
 
@@ -165,7 +179,10 @@ def _encode_keys(encode: Encoder, table: pa.Table, errors: dict[int, str], sink:
         return _encode_column(encode, keys, errors, sink)
     pairs: list[tuple[str, Bounds] | None] = []
     for key, bounds in zip(keys, _windows(table), strict=True):
-        pairs.append(None if key is None else (key, bounds))
+        if key is None:
+            pairs.append(None)
+        else:
+            pairs.append((key, bounds))
     return _encode_column(lambda pair: encode(windowed(*pair)), pairs, errors, sink)
 
 
@@ -183,7 +200,9 @@ def _partitions(
 
     def chosen(record: tuple[Any, str | None, Any]) -> int:
         key, value, own_headers = record
-        arguments = [key, None if value is None else _decode(value)]
+        arguments = [key, value]
+        if value is not None:
+            arguments[1] = _decode(value)
         if isinstance(choose, WithHeaders):
             pairs = ((header["key"], header["value"]) for header in own_headers or ())
             arguments.append(Headers(pairs))
@@ -195,10 +214,9 @@ def _partitions(
     keys: list[Any] = table.column("key").to_pylist()
     # A function without a parameter for the key needs no `Windowed`.
     if sink.is_windowed and not isinstance(choose, WithoutKey):
-        keys = [
-            None if key is None else windowed(key, bounds)
-            for key, bounds in zip(keys, _windows(table), strict=True)
-        ]
+        for row, bounds in enumerate(_windows(table)):
+            if keys[row] is not None:
+                keys[row] = windowed(keys[row], bounds)
     of_each: Iterable[Any] = repeat(None)
     if headers is not None and isinstance(choose, WithHeaders):
         of_each = headers.to_pylist()
@@ -233,7 +251,9 @@ def _encode_texts(
 ) -> pa.Array:
     """Encode JSON, many texts at once if they surely fit the schema, as `_encode_column`."""
     rows = np.flatnonzero(texts.is_valid())
-    present = one_array(texts.drop_null()) if rows.size else pa.array([], pa.string())
+    present = pa.array([], pa.string())
+    if rows.size:
+        present = one_array(texts.drop_null())
 
     def one_by_one(start: int, piece: pa.Array) -> pa.Array:
         own_errors: dict[int, str] = {}

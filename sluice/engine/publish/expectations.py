@@ -39,7 +39,9 @@ def _detail(expectation: Expectation, counts: Mapping[str, int]) -> str:
     broken = counts[expectation.count_of_broken]
     reached = counted(counts[expectation.count_of_records], "record")
     at_most = expectation.at_most
-    limit = f"{at_most:.2%} of them" if isinstance(at_most, float) else f"{at_most:,}"
+    limit = f"{at_most:,}"
+    if isinstance(at_most, float):
+        limit = f"{at_most:.2%} of them"
     name = expectation.condition
     if expectation.name != name:
         name = f"{expectation.name} ({name})"

@@ -28,6 +28,7 @@ from sluice.engine.read.json_lines import (
     parse,
     require,
 )
+from sluice.support.arrays import present_values
 
 _FEWEST = 100
 """For fewer texts, the calls of Arrow and NumPy take longer than encoding them one by one."""
@@ -66,8 +67,12 @@ class JsonColumnEncoder:
         for start in range(0, len(texts), _PIECE):
             piece = texts.slice(start, _PIECE)
             data = self._columns(piece)
-            encoded.append(one_by_one(start, piece) if data is None else data)
-        return pa.concat_arrays(encoded) if encoded else pa.array([], pa.binary())
+            if data is None:
+                data = one_by_one(start, piece)
+            encoded.append(data)
+        if not encoded:
+            return pa.array([], pa.binary())
+        return pa.concat_arrays(encoded)
 
     def _columns(self, texts: pa.Array) -> pa.Array | None:
         if len(texts) < _FEWEST or not self._is_tried():
@@ -130,7 +135,7 @@ def _require_no_texts(lines: pa.Buffer, names: tuple[str, ...], values: pa.Struc
 
 def _count_strings(values: pa.Array) -> int:
     """Return how many names and strings the JSON of values has at least."""
-    present = values.drop_null() if values.null_count else values
+    present = present_values(values)
     if pa.types.is_string(values.type):
         return len(present)
     if pa.types.is_list(values.type):

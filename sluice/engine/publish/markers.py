@@ -204,8 +204,13 @@ def read_marker_topic(kafka: Mapping[str, str], writer: Writer) -> MarkerTopic:
 
 def newest_until(markers: Mapping[int, Marker], generation: int) -> Marker | None:
     """Return the newest marker of a generation, or of the last one before it that has any."""
-    written = [number for number in markers if number <= generation]
-    return markers[max(written)] if written else None
+    newest: int | None = None
+    for number in markers:
+        if number <= generation and (newest is None or number > newest):
+            newest = number
+    if newest is None:
+        return None
+    return markers[newest]
 
 
 def _read_messages(kafka: Mapping[str, str], topic: str) -> Sequence[Message]:

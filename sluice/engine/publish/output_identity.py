@@ -53,7 +53,11 @@ class OutputIdentity:
         of this batch; None if nothing has been written yet.
         """
         self._require_as_written(marker, ids)
-        self.ids = {topic: ids[topic] for topic in self.topics if topic in ids}
+        own: dict[str, str] = {}
+        for topic in self.topics:
+            if topic in ids:
+                own[topic] = ids[topic]
+        self.ids = own
 
     def _require_as_written(self, marker: Marker | None, ids: Mapping[str, str]) -> None:
         for topic in changed_topics(marker, self.outputs, ids):
@@ -77,7 +81,9 @@ class OutputIdentity:
             create = "create the topic, or let the next run create it, and "
         if topic == self.writer.markers:
             return lost_markers(f"The topic {topic} {happened} during the run.", name)
-        records = "dead letters" if topic == self.dead_letters else "records"
+        records = "records"
+        if topic == self.dead_letters:
+            records = "dead letters"
         return OutputError(
             f"Topic {topic} {happened}: the {records} that {name} had written to it are gone. The "
             "published state is complete.",

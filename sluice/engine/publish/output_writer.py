@@ -32,6 +32,7 @@ from sluice.registry.http_registry import NO_REGISTRY
 from sluice.registry.registry import Registry
 from sluice.sinks.target import BatchId, Rows, TableSink
 from sluice.state.ledger.history import Batch
+from sluice.support.arrays import columns_named
 from sluice.support.memory import release_memory_after_rows
 from sluice.values.registry_formats import RegistryFormat
 from sluice.values.sink_tables import WINDOW
@@ -256,7 +257,7 @@ def _operator_records(job: Job, collected: Collected) -> Iterator[tuple[Sink, pa
             if not sink.appends:
                 unread.update(SORT_KEY)
             names = [name for name in of_sink.column_names if name not in unread]
-            columns = {name: of_sink.column(name) for name in names}
+            columns = columns_named(of_sink, names)
             # Columns that no later step reads are freed first, and each other column is freed when
             # its copy is made.
             del of_sink

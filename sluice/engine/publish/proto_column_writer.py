@@ -42,6 +42,7 @@ from sluice.engine.publish.column_parts import (
 )
 from sluice.engine.read.avro_columns import NotColumnarError
 from sluice.engine.read.json_lines import require, require_between
+from sluice.support.arrays import present_values
 from sluice.values.proto_descriptors import is_entry, is_wrapper
 from sluice.values.proto_schemas import TIMESTAMP
 
@@ -106,7 +107,7 @@ def _field(field: Any, sample: Any, within: tuple[str, ...]) -> Part:
 
     def pieces(values: pa.Array) -> list[Piece]:
         require(not (values.null_count and field.is_required))
-        present = values.drop_null() if values.null_count else values
+        present = present_values(values)
         made = [constant(tag), *kind.part.pieces(present)]
         may_be_zero = not field.has_presence and _may_be_zero(present)
         if not may_be_zero and not values.null_count:

@@ -13,6 +13,7 @@ from sluice.engine.batch.side_outputs import Collected
 from sluice.engine.publish.change_steps import REJECTED_CHANGE, ChangeSteps, value_texts
 from sluice.engine.publish.lookup_tables import LookupTables
 from sluice.plan import Job, Sink
+from sluice.support.arrays import columns_named
 from sluice.values.sink_tables import WINDOW
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def _rejected_rows(
     records: pa.Table,
     is_rejected: pa.ChunkedArray,
 ) -> list[RejectedRow]:
-    columns = {name: changes.column(name) for name in ("key", *WINDOW)}
+    columns = columns_named(changes, ("key", *WINDOW))
     columns["value"] = records.column(REJECTED_CHANGE)
     rows: list[RejectedRow] = pa.table(columns).filter(is_rejected).to_pylist()
     return rows

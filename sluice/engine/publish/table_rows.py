@@ -94,7 +94,9 @@ def join_rows(parts: Iterable[Rows]) -> Rows:
         tables.append(part.records)
         written += part.written
         deleted += part.deleted
-    records = pa.concat_tables(tables) if tables else pa.table({})
+    records = pa.table({})
+    if tables:
+        records = pa.concat_tables(tables)
     return Rows(written, deleted, records)
 
 

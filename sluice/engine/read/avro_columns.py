@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import inspect
 
-from sluice.engine.read.column_limits import checked, maps_of, without_limits
+from sluice.engine.read.column_limits import checked, maps_of, struct_of, without_limits
 from sluice.engine.read.json_lines import require
 from sluice.engine.read.json_types import (
     TIME,
@@ -33,7 +33,7 @@ from sluice.values import avro_schemas
 from sluice.values.avro_schemas import Array, Choice, Field, Fixed, Map, Node, Primitive, Record
 from sluice.values.avro_values import Aliases, unit_of_logical
 from sluice.values.contract_parts import digits_of
-from sluice.values.contracts import ObjectType, choice_type
+from sluice.values.contracts import ObjectType, choice_type, choice_values
 from sluice.values.epochs import unit_of
 
 Places: TypeAlias = npt.NDArray[np.int64]
@@ -295,8 +295,7 @@ def _read_fields(parts: list[tuple[str, Any]], data: Data, at: Places) -> dict[s
 
 
 def _struct(parts: list[tuple[str, Any]], names: list[str], data: Data, at: Places) -> pa.Array:
-    columns = _read_fields(parts, data, at)
-    return pa.StructArray.from_arrays([columns[name] for name in names], names)
+    return struct_of(_read_fields(parts, data, at), names)
 
 
 def constant(each: inspect.Field) -> pa.Scalar:
@@ -430,11 +429,7 @@ def _known_symbols(symbols: tuple[str, ...], known: Container[Any], default: str
 
 
 def _choices(kind: inspect.LiteralType | inspect.EnumType, node: Node) -> Read:
-    values: list[Any] = []
-    if isinstance(kind, inspect.LiteralType):
-        values += kind.values
-    else:
-        values += [member.value for member in kind.cls]
+    values = choice_values(kind)
     of_kind = choice_type(kind)
     if of_kind is str and isinstance(node, Choice):
         return _symbols(node.symbols, tuple(values))

@@ -52,7 +52,10 @@ def end_offsets(kafka: Mapping[str, str], partitions: Iterable[Partition]) -> di
     """Return the offset after each partition's last committed record."""
     latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
     listed = _listed(kafka, partitions, latest)
-    return {(place.topic, place.partition): result.offset for place, result in listed.items()}
+    ends: dict[Partition, int] = {}
+    for place, result in listed.items():
+        ends[place.topic, place.partition] = result.offset
+    return ends
 
 
 def _listed(
@@ -97,9 +100,12 @@ class KafkaTimestamps:
                 if answer.error is not None:
                     with denial_named(DESCRIBE, answer.topic):
                         raise KafkaException(answer.error)
-        # Kafka returns a negative offset for a partition without such a record.
-        reached = [answer for answer in answers if answer.offset >= 0]
-        return {(answer.topic, answer.partition): answer.offset for answer in reached}
+        firsts: dict[Partition, int] = {}
+        for answer in answers:
+            # Kafka returns a negative offset for a partition without such a record.
+            if answer.offset >= 0:
+                firsts[answer.topic, answer.partition] = answer.offset
+        return firsts
 
     def latest(self) -> int:
         """Return an upper bound of the records' timestamps."""
@@ -122,11 +128,10 @@ class KafkaTimestamps:
 
     def mean_size(self, starts: Offsets) -> DataSize:
         """Estimate the mean size of the unread records from the first ones of each partition."""
-        unread = {
-            partition: offset
-            for partition, offset in starts.items()
-            if offset < self.ends[partition]
-        }
+        unread: dict[Partition, int] = {}
+        for partition, offset in starts.items():
+            if offset < self.ends[partition]:
+                unread[partition] = offset
         counts, sizes, compressed = Counter[Partition](), Counter[Partition](), Counter[Partition]()
         for partition, messages, _ in self._records(unread, _SIZES_READ):
             parts: list[bytes] = []
@@ -136,19 +141,22 @@ class KafkaTimestamps:
             counts[partition] += len(messages)
             sizes[partition] += len(data)
             compressed[partition] += len(pa.compress(data, "lz4", asbytes=True))
+        count = 0
         size = compressed_size = 0.0
         for partition, offset in unread.items():
-            share = (self.ends[partition] - offset) / max(counts[partition], 1)
+            of_partition = self.ends[partition] - offset
+            count += of_partition
+            share = of_partition / max(counts[partition], 1)
             size += sizes[partition] * share
             compressed_size += compressed[partition] * share
-        count = max(sum(self.ends[partition] - offset for partition, offset in unread.items()), 1)
+        count = max(count, 1)
         return DataSize(size / count, compressed_size / count)
 
     def _records(self, starts: Offsets, count: int) -> Iterator[PartitionRecords]:
         """Yield `count` or more records of each partition from its start, or all of the backlog."""
-        ranges = [
-            Range(*partition, offset, self.ends[partition]) for partition, offset in starts.items()
-        ]
+        ranges: list[Range] = []
+        for partition, offset in starts.items():
+            ranges.append(Range(*partition, offset, self.ends[partition]))
         counts = Counter[Partition]()
         for records in self.reader.read(ranges):
             yield records

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from msgspec import inspect
 
 from sluice.engine.read.json_lines import require
-from sluice.values.contracts import choice_type
+from sluice.values.contracts import choice_values
 
 D = TypeVar("D")
 P = TypeVar("P")
@@ -64,8 +64,11 @@ def _check_numbers(kind: inspect.IntType | inspect.FloatType, column: pa.Array) 
 
 
 def _check_lengths(kind: inspect.StrType | inspect.BytesType, column: pa.Array) -> None:
-    lengths = pc.utf8_length if pa.types.is_string(column.type) else pc.binary_length
-    bounds = pc.min_max(lengths(column))
+    if pa.types.is_string(column.type):
+        lengths = pc.utf8_length(column)
+    else:
+        lengths = pc.binary_length(column)
+    bounds = pc.min_max(lengths)
     if bounds["min"].as_py() is None:
         return
     require(kind.min_length is None or bounds["min"].as_py() >= kind.min_length)
@@ -73,12 +76,15 @@ def _check_lengths(kind: inspect.StrType | inspect.BytesType, column: pa.Array) 
 
 
 def choices_of(kind: inspect.Type) -> list[Any]:
-    """Return the values of a Literal or an Enum of one type; nothing for another type."""
-    if isinstance(kind, inspect.LiteralType):
-        return [*kind.values] if choice_type(kind) is not None else []
-    if isinstance(kind, inspect.EnumType):
-        return [member.value for member in kind.cls]
+    """Return the values of a Literal or an Enum; nothing for another type."""
+    if isinstance(kind, inspect.LiteralType | inspect.EnumType):
+        return choice_values(kind)
     return []
+
+
+def struct_of(columns: Mapping[str, pa.Array], names: list[str]) -> pa.Array:
+    """Return a column of objects, with fields in the order of the names."""
+    return pa.StructArray.from_arrays([columns[name] for name in names], names)
 
 
 def maps_of(rows: npt.NDArray[np.int64], count: int, keys: pa.Array, values: pa.Array) -> pa.Array:

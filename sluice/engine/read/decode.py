@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
 from functools import cached_property, partial
-from itertools import chain, repeat
+from itertools import repeat
 from operator import attrgetter
 from typing import Any, TypeVar, is_typeddict
 from zoneinfo import ZoneInfo
@@ -25,13 +25,20 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.engine.batch.dead_letters import RejectedRecord
+from sluice.engine.batch.record_headers import header_texts
 from sluice.engine.batch.rejections import run_ending_error
 from sluice.engine.read.decoding_errors import perhaps_ambiguous, reason_of, refuse_duplicates
 from sluice.engine.read.json_columns import JsonColumns, TextRun, text_runs
 from sluice.engine.read.record_keys import RecordKeys
 from sluice.engine.read.registered_columns import RegisteredColumns
 from sluice.engine.read.registered_values import RegisteredValues
-from sluice.engine.read.value_columns import ARROW_TYPES, ValueColumns, Values, failing_places
+from sluice.engine.read.value_columns import (
+    ARROW_TYPES,
+    ValueColumns,
+    Values,
+    failing_places,
+    without_nulls,
+)
 from sluice.errors import error_text
 from sluice.operators.base import rejects_record
 from sluice.plan import Source, SourceField
@@ -72,12 +79,12 @@ class DecodedValues:
 
     def reject(self, errors: dict[int, tuple[str, str]]) -> None:
         """Remove values. `errors` maps a value's place in `values` to the reason and the detail."""
-        if errors:
-            self.dead_letters += [
-                RejectedRecord(self.rows[place], *error) for place, error in errors.items()
-            ]
-            self.rows = _without(self.rows, errors)
-            self.values = _without(self.values, errors)
+        if not errors:
+            return
+        for place, (reason, detail) in errors.items():
+            self.dead_letters.append(RejectedRecord(self.rows[place], reason, detail))
+        self.rows = _without(self.rows, errors)
+        self.values = _without(self.values, errors)
 
 
 @dataclass(frozen=True)
@@ -104,16 +111,16 @@ class ValueDecoder:
 
         `headers` are the headers of the records. Raises RegistryAway.
         """
-        if self._registered_columns is not None:
-            read = self._registered_columns.read
-            return text_runs(
-                len(texts),
-                lambda begin, size: read(
-                    texts.slice(begin, size),
-                    None if headers is None else headers.slice(begin, size),
-                ),
-                self._registered_columns.size_of_piece,
-            )
+        registered = self._registered_columns
+        if registered is not None:
+
+            def read_piece(begin: int, size: int) -> pa.RecordBatch | None:
+                piece = texts.slice(begin, size)
+                if headers is None:
+                    return registered.read(piece, None)
+                return registered.read(piece, headers.slice(begin, size))
+
+            return text_runs(len(texts), read_piece, registered.size_of_piece)
         if self._json_columns is None:
             return [TextRun(0, len(texts), None)]
         return self._json_columns.runs(texts)
@@ -127,47 +134,52 @@ class ValueDecoder:
         None if the values have to be decoded one by one. Raises RegistryAway.
         """
         columns = self._registered_columns
-        is_without = None if columns is None else columns.without_schema(texts, headers)
-        if columns is None or is_without is None:
+        if columns is None:
             return None
-        rows, others = pa.array(np.flatnonzero(~is_without)), np.flatnonzero(is_without)
+        is_without = columns.without_schema(texts, headers)
+        if is_without is None:
+            return None
+        rows, others = pa.array(np.flatnonzero(~is_without)), pa.array(np.flatnonzero(is_without))
         values = columns.read(texts.take(rows), headers.take(rows))
         if values is None:
             return None
-        taken = [each.take(pa.array(others)) for each in (texts, keys, headers)]
-        kept, _, dead_letters = self.decode(taken[0].to_pylist(), taken[1], taken[2])
+        kept, _, dead_letters = self.decode(
+            texts.take(others).to_pylist(), keys.take(others), headers.take(others)
+        )
         if kept:
             # A null value may be valid.
             return None
         rejected: list[RejectedRecord] = []
         for letter in dead_letters:
-            rejected.append(replace(letter, row=int(others[letter.row])))
+            rejected.append(replace(letter, row=others[letter.row].as_py()))
         return rows, values, rejected
+
+    @property
+    def _author(self) -> Any:
+        """What the source's author has declared as the decoder; None without a decoder."""
+        if self.source.decode is None:
+            return None
+        return self.source.decode.value
 
     @cached_property
     def _registered(self) -> RegisteredValues | None:
         """Return the reader of values whose schemas are in a registry; None for other values."""
-        decode = self.source.decode
-        if decode is None or not isinstance(decode.value, RegistryFormat):
-            return None
-        return RegisteredValues(self.source, decode.value, self.registry)
+        decode = self._author
+        if isinstance(decode, RegistryFormat):
+            return RegisteredValues(self.source, decode, self.registry)
+        return None
 
     @cached_property
     def _registered_columns(self) -> RegisteredColumns | None:
-        return None if self._registered is None else RegisteredColumns.of(self._registered)
+        if self._registered is None:
+            return None
+        return RegisteredColumns.of(self._registered)
 
     @cached_property
     def _envelope(self) -> DebeziumEnvelope | None:
-        """Return what takes the rows out of Debezium's envelopes.
-
-        Return None for values without envelopes.
-        """
-        decode = self.source.decode
-        return (
-            decode.value
-            if decode is not None and isinstance(decode.value, DebeziumEnvelope)
-            else None
-        )
+        """What takes the rows out of Debezium's envelopes; None for values without envelopes."""
+        decode = self._author
+        return decode if isinstance(decode, DebeziumEnvelope) else None
 
     @cached_property
     def _is_json(self) -> bool:
@@ -206,20 +218,20 @@ class ValueDecoder:
 
     @cached_property
     def _with_headers(self) -> DecoderWithHeaders | None:
-        """Return the author's decoder if it takes headers."""
-        decode = self.source.decode
-        if decode is not None and isinstance(decode.value, DecoderWithHeaders):
-            return decode.value
-        return None
+        """The author's decoder if it takes headers; None for other decoders."""
+        decode = self._author
+        return decode if isinstance(decode, DecoderWithHeaders) else None
 
     def _decode_with_headers(
         self, author: DecoderWithHeaders, raw: list[bytes | None], headers: pa.Array | None
     ) -> DecodedValues:
         """Give the author's decoder each value together with its headers."""
-        texts = repeat(None) if headers is None else headers.to_pylist()
         pairs: list[tuple[bytes, Headers] | None] = []
-        for data, text in zip(raw, texts, strict=False):
-            pairs.append(None if data is None else (data, Headers.of_json(text)))
+        for data, text in zip(raw, _items(headers), strict=False):
+            if data is None:
+                pairs.append(None)
+            else:
+                pairs.append((data, Headers.of_json(text)))
 
         def decode(pair: tuple[bytes, Headers]) -> Any:
             return self._decode_by_author(lambda data: author(data, pair[1]), pair[0])
@@ -262,10 +274,7 @@ class ValueDecoder:
     ) -> tuple[list[bytes | None], DecodedValues]:
         """Return the values without the names of their schemas, and the decoded values."""
         decoded = DecodedValues([], [], [])
-        texts = None
-        if headers is not None and headers.null_count < len(headers):
-            texts = headers.to_pylist()
-        places = values.schemas_of(raw, texts)
+        places = values.schemas_of(raw, header_texts(headers))
         bare: list[bytes | None] = []
         for row, (data, place) in enumerate(zip(raw, places, strict=True)):
             begin = 0
@@ -284,7 +293,9 @@ class ValueDecoder:
             else:
                 decoded.rows.append(row)
                 decoded.values.append(value)
-            bare.append(data[begin:] if data and not isinstance(place, Exception) else data)
+            if begin and data:
+                data = data[begin:]
+            bare.append(data)
         return bare, decoded
 
     def _decode_envelopes(
@@ -299,8 +310,7 @@ class ValueDecoder:
         values: list[Any] = []
         dead_letters: list[RejectedRecord] = []
         decode_json = self._decode_json
-        kafka_keys: Iterable[bytes | None] = repeat(None) if keys is None else keys.to_pylist()
-        for row, (data, key) in enumerate(zip(raw, kafka_keys, strict=False)):
+        for row, (data, key) in enumerate(zip(raw, _items(keys), strict=False)):
             text, value = None, None
             try:
                 if data is not None:
@@ -329,7 +339,9 @@ class ValueDecoder:
             return partial(self._decode_by_author, author.value)
         if contract is None:
             return bytes.decode
-        return bytes if self.source.is_bytes else self._decode_json
+        if self.source.is_bytes:
+            return bytes
+        return self._decode_json
 
     @cached_property
     def _has_models(self) -> bool:
@@ -354,8 +366,9 @@ class ValueDecoder:
         value = decode(data)
         expected: type = object
         if self.source.is_object:
-            contract = self.source.value_class
-            expected = dict if is_typeddict(contract) else contract
+            expected = self.source.value_class
+            if is_typeddict(expected):
+                expected = dict
         elif self.source.contract is None:
             expected = str
         if not isinstance(value, expected):
@@ -428,9 +441,8 @@ class ValueDecoder:
         """
         if self._count_quotes is None:
             return False
-        texts = [raw[row] for row in decoded.rows]
-        values = [value for value in decoded.values if value is not None]
-        return b"".join(filter(None, texts)).count(b'"') == self._count_quotes(values)
+        texts = filter(None, map(raw.__getitem__, decoded.rows))
+        return b"".join(texts).count(b'"') == self._count_quotes(without_nulls(decoded.values))
 
     @cached_property
     def _count_quotes(self) -> Callable[[Sequence[Any]], int] | None:
@@ -446,8 +458,10 @@ class ValueDecoder:
 
     @cached_property
     def _check_amounts(self) -> Callable[[Any], None] | None:
-        # For the values of a pydantic model, pydantic has decided which texts are amounts.
-        return None if self._has_models else contract_parts.amount_check(self.source.value_class)
+        if self._has_models:
+            # pydantic has decided which texts are amounts.
+            return None
+        return contract_parts.amount_check(self.source.value_class)
 
     @cached_property
     def _odd_amounts(self) -> re.Pattern[bytes] | None:
@@ -474,9 +488,9 @@ class ValueDecoder:
 
     def _present(self, values: list[Any]) -> list[Any]:
         """Return the values that are not null."""
-        return (
-            [value for value in values if value is not None] if self.source.keeps_nulls else values
-        )
+        if self.source.keeps_nulls:
+            return without_nulls(values)
+        return values
 
     def _have_short_strings(self, raw: list[bytes | None], values: list[Any]) -> bool:
         if not self._is_by_author:
@@ -495,32 +509,43 @@ class ValueDecoder:
         if self.source.contract is None:
             return True
         try:
-            return all({*map(_YEAR, collect(values))} <= _USUAL_YEARS for _, collect in self._times)
+            for _, collect in self._times:
+                if not _USUAL_YEARS.issuperset(map(_YEAR, collect(values))):
+                    return False
         except Exception:  # an author's decoder may return values of any type
             return False
+        return True
 
     def _are_finite(self, values: list[Any]) -> bool:
         try:
-            doubles = chain.from_iterable(collect(values) for _, collect in self._doubles)
-            return all(map(math.isfinite, _not_null(doubles)))
+            for _, collect in self._doubles:
+                if not all(map(math.isfinite, without_nulls(collect(values)))):
+                    return False
         except Exception:  # an author's decoder may return values of any type
             return False
+        return True
 
     @cached_property
     def _times(self) -> list[tuple[str, Callable[[Sequence[Any]], list[datetime]]]]:
         """Each time of the contract: its path, and the function that collects it from values."""
-        parts = contract_parts.parts_of(self.source.value_class)
-        times = [part for part in parts if isinstance(part.kind, msgspec.inspect.DateTimeType)]
-        return [(part.path, part.collector()) for part in times]
+        return self._collectors(msgspec.inspect.DateTimeType)
 
     @cached_property
     def _doubles(self) -> list[tuple[str, Callable[[Sequence[Any]], list[float | None]]]]:
         """The doubles that an author's code may have set to NaN or infinity. JSON has neither."""
         if not self._is_by_author or self.source.contract is None:
             return []
-        parts = contract_parts.parts_of(self.source.value_class)
-        doubles = [part for part in parts if isinstance(part.kind, msgspec.inspect.FloatType)]
-        return [(part.path, part.collector()) for part in doubles]
+        return self._collectors(msgspec.inspect.FloatType)
+
+    def _collectors(
+        self, kind: type[msgspec.inspect.Type]
+    ) -> list[tuple[str, Callable[[Sequence[Any]], list[Any]]]]:
+        """Return each part of the contract of this kind: its path, and what collects its values."""
+        collectors: list[tuple[str, Callable[[Sequence[Any]], list[Any]]]] = []
+        for part in contract_parts.parts_of(self.source.value_class):
+            if isinstance(part.kind, kind):
+                collectors.append((part.path, part.collector()))
+        return collectors
 
     def _require_readable(self, value: Any, text: bytes) -> None:
         """Raise an error for a value that Spark cannot read back."""
@@ -529,7 +554,7 @@ class ValueDecoder:
         elif self._is_by_author or len(text) > LONGEST_NAME:
             refuse_long_strings(_encode(value))
         for path, doubles in self._doubles:
-            for number in _not_null(doubles([value])):
+            for number in without_nulls(doubles([value])):
                 require_finite(number, path)
         if self.source.contract is not None:
             zone = ZoneInfo(self.source.zone)
@@ -555,20 +580,21 @@ class ValueDecoder:
 
     def _surely_fit(self, values: list[Any]) -> bool:
         present = self._present(values)
-        return all(
-            amounts.surely_include(collect(present)) for _, amounts, collect in self._decimals
-        )
+        for _, amounts, collect in self._decimals:
+            if not amounts.surely_include(collect(present)):
+                return False
+        return True
 
     @cached_property
     def _decimals(
         self,
     ) -> list[tuple[str, Amounts, Callable[[Sequence[Any]], list[Decimal | None]]]]:
-        """Return each decimal's path, its digits, and the function that collects it from values."""
-        return [
-            (part.path, Amounts(*part.digits), part.collector())
-            for part in contract_parts.parts_of(self.source.value_class)
-            if part.digits is not None
-        ]
+        """Each decimal's path, its digits, and the function that collects it from values."""
+        decimals: list[tuple[str, Amounts, Callable[[Sequence[Any]], list[Decimal | None]]]] = []
+        for part in contract_parts.parts_of(self.source.value_class):
+            if part.digits is not None:
+                decimals.append((part.path, Amounts(*part.digits), part.collector()))
+        return decimals
 
     def _require_digits(self, value: Any) -> None:
         """Raise ValueError for a decimal of more digits than declared."""
@@ -609,11 +635,17 @@ _YEAR, _USUAL_YEARS = attrgetter("year"), frozenset(range(2, 9999))
 
 
 def _unless_null(decode: Callable[[Any], Any], text: Any) -> Any:
-    return None if text is None else decode(text)
+    if text is None:
+        return None
+    return decode(text)
 
 
-def _not_null(numbers: Iterable[float | None]) -> Iterator[float]:
-    return (number for number in numbers if number is not None)
+def _items(column: pa.Array | None) -> Iterable[Any]:
+    """Return a column's items; only nulls, without end, if there is no such column."""
+    if column is None:
+        return repeat(None)
+    items: list[Any] = column.to_pylist()
+    return items
 
 
 def _without(items: Sequence[T], places: Container[int]) -> list[T]:

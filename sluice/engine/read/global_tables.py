@@ -18,11 +18,13 @@ from sluice.engine.read.decode import ValueDecoder
 from sluice.engine.read.event_times import invalid_times
 from sluice.engine.read.record_keys import Key, UnusableKeyError, require_short_keys
 from sluice.engine.read.stream_reader import PartitionOutput, RecordReader
+from sluice.engine.read.value_columns import without_nulls
 from sluice.errors import error_text
 from sluice.plan import Job
 from sluice.registry.http_registry import NO_REGISTRY
 from sluice.registry.registry import Registry
 from sluice.state.model import NO_WINDOW
+from sluice.support.arrays import columns_named
 from sluice.values.record_metadata import MOST_KEY_BYTES
 
 _POSITION = Struct(">QIQ")
@@ -63,17 +65,23 @@ class TableReader(RecordReader):
         If `interleaved`, the records have their order in `sequence`.
         """
         decoders: dict[str, ValueDecoder] = {}
+        groups: dict[str, int] = {}
+        global_stores: dict[str, str] = {}
+        with_headers: set[str] = set()
         for table in job.tables:
-            decoders[table.source.topic] = ValueDecoder(table.source, registry)
-        groups = {table.source.topic: table.group for table in job.tables}
-        with_headers = frozenset(table.source.topic for table in job.tables if table.keeps_headers)
+            topic = table.source.topic
+            decoders[topic] = ValueDecoder(table.source, registry)
+            groups[topic] = table.group
+            global_stores[topic] = table.store
+            if table.keeps_headers:
+                with_headers.add(topic)
         # Some joins need the order of records, so they read these tables as streams, too. The
         # records of such a table are counted only by the reader of streams.
         uncounted = frozenset(source.topic for source in job.streams)
         return cls(
             side_outputs, job.pipeline.dead_letters, decoders, groups,
-            with_headers, "_key" in job.metadata, sequenced=not interleaved, uncounted=uncounted,
-            global_stores={table.source.topic: table.store for table in job.tables},
+            frozenset(with_headers), "_key" in job.metadata, sequenced=not interleaved,
+            uncounted=uncounted, global_stores=global_stores,
         )  # fmt: skip
 
     def _decode(
@@ -88,7 +96,7 @@ class TableReader(RecordReader):
         keys = list(decoder.keys.decode(batch.column("key").to_pylist(), batch.column("headers")))
         positions, unfit = _positions(batch, output.partition), decoder.columns.unfit(values)
         counted_as_rejected = self._rejected_as_stream(batch, rows, values, keys, output, clock)
-        applied: list[int] = []
+        applied: list[Any] = []
         records: list[int] = []
         for place, (row, value) in enumerate(zip(rows, values, strict=True)):
             # The reader of streams makes the dead letters of these records.
@@ -103,11 +111,11 @@ class TableReader(RecordReader):
                 dead_letters.append(RejectedRecord(row, error.reason, str(error)))
                 continue
             changes.append((key, positions[row]))
-            applied.append(place)
+            applied.append(value)
             records.append(row)
         self._reject(batch, output, dead_letters)
         output.counts["applied"] += len(changes)
-        texts = _texts(decoder, [values[place] for place in applied])
+        texts = _texts(decoder, applied)
         if output.topic in self.with_headers:
             headers = batch.column("headers").take(pa.array(records, pa.int64()))
             texts = rows_with_headers(texts, headers)
@@ -150,10 +158,14 @@ class TableReader(RecordReader):
             batch.column("timestamp").take(pa.array(rows, pa.int64())),
             clock,
         )
-        problems = invalid_times(decoder, times, clock)
-        rejected = {place for place, problem in enumerate(problems) if problem}
+        rejected: set[int] = set()
+        for place, problem in enumerate(invalid_times(decoder, times, clock)):
+            if problem:
+                rejected.add(place)
         if self.keyed and decoder.source.key is None:
-            rejected |= {place for place, row in enumerate(rows) if _is_unusable(keys[row])}
+            for place, row in enumerate(rows):
+                if _is_unusable(keys[row]):
+                    rejected.add(place)
         return rejected
 
     @staticmethod
@@ -162,7 +174,8 @@ class TableReader(RecordReader):
         changes: list[tuple[str, bytes]],
         values: pa.Array,
     ) -> pa.RecordBatch:
-        keys, positions = zip(*changes, strict=True) if changes else ((), ())
+        keys = [key for key, _ in changes]
+        positions = [position for _, position in changes]
         none = pa.repeat(pa.scalar(NO_WINDOW, pa.int64()), len(changes))
         return pa.RecordBatch.from_arrays(
             [
@@ -179,13 +192,16 @@ class TableReader(RecordReader):
 
 def _texts(decoder: ValueDecoder, values: list[Any]) -> pa.Array:
     """Return the values as JSON, or null for a null."""
-    present = decoder.columns.json([value for value in values if value is not None])
+    present = decoder.columns.json(without_nulls(values))
     # The index of each value in `present`; null for a value that is null.
     places: list[int | None] = []
-    next_place = 0
+    count = 0
     for value in values:
-        places.append(None if value is None else next_place)
-        next_place += value is not None
+        if value is None:
+            places.append(None)
+        else:
+            places.append(count)
+            count += 1
     return present.take(pa.array(places, pa.int64()))
 
 
@@ -195,9 +211,14 @@ def ordered_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     The `path` of a row orders the changes of its key.
     """
     for batch in batches:
-        columns = {name: batch.column(name) for name in ("key", "value")}
-        columns |= {"target": batch.column("group_id"), "path": batch.column("position")}
-        yield rows(batch.num_rows, columns | {"sequence": 0, "origin": 0, "time": 0})
+        columns = columns_named(batch, ("key", "value")) | {
+            "target": batch.column("group_id"),
+            "path": batch.column("position"),
+            "sequence": 0,
+            "origin": 0,
+            "time": 0,
+        }
+        yield rows(batch.num_rows, columns)
 
 
 def _is_unusable(key: Key) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -49,9 +49,10 @@ from sluice.engine.read.json_types import (
 )
 from sluice.plan import Source
 from sluice.sql.arrow_types import arrow_type
+from sluice.support.arrays import present_values
 from sluice.values import stored_values
 from sluice.values.contract_parts import digits_of
-from sluice.values.contracts import ObjectType, type_info, types_within
+from sluice.values.contracts import ObjectType, choice_values, type_info, types_within
 from sluice.values.epochs import unit_of
 from sluice.values.json_limits import MOST_LEVELS
 from sluice.values.registry_formats import RegistryFormat
@@ -133,10 +134,10 @@ class JsonColumns:
         """
         if source.contract is None or not source.is_object:
             return None
-        decode = None if source.decode is None else source.decode.value
-        is_registered = isinstance(decode, RegistryFormat) and decode.kind == "JSON"
-        if decode is not None and not is_registered:
-            return None
+        if source.decode is not None:
+            decode = source.decode.value
+            if not isinstance(decode, RegistryFormat) or decode.kind != "JSON":
+                return None
         if stored_values.has_models(source.value_class) or stored_values.is_converted(
             source.value_class
         ):
@@ -206,10 +207,10 @@ class JsonColumns:
 
     @cached_property
     def _forbids_unknown_fields(self) -> bool:
-        kinds = types_within(self.contract.cls)
-        return any(
-            isinstance(kind, inspect.StructType) and kind.forbid_unknown_fields for kind in kinds
-        )
+        for kind in types_within(self.contract.cls):
+            if isinstance(kind, inspect.StructType) and kind.forbid_unknown_fields:
+                return True
+        return False
 
     @cached_property
     def _amounts(self) -> list[str]:
@@ -217,7 +218,9 @@ class JsonColumns:
         names: list[str] = []
         for kind in types_within(self.contract.cls):
             if isinstance(kind, ObjectType):
-                names += [each.encode_name for each in kind.fields if digits_of(present(each.type))]
+                for each in kind.fields:
+                    if digits_of(present(each.type)):
+                        names.append(each.encode_name)
             elif isinstance(kind, inspect.ListType | inspect.VarTupleType) and digits_of(
                 present(kind.item_type)
             ):
@@ -251,14 +254,11 @@ class JsonColumns:
                 return values
 
 
-def _present_values(values: pa.Array) -> pa.Array:
-    # Arrow copies the values even if none is null.
-    return values.drop_null() if values.null_count else values
-
-
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch | None:
-    if len(batches) < 2:
-        return batches[0] if batches else None
+    if not batches:
+        return None
+    if len(batches) == 1:
+        return batches[0]
     return pa.concat_batches(batches)
 
 
@@ -273,7 +273,7 @@ def _count_strings(fields: Iterable[inspect.Field], columns: Iterable[pa.Array])
         count += (
             len(column)
             - column.null_count
-            + _count_in_values(present(each.type), _present_values(column))
+            + _count_in_values(present(each.type), present_values(column))
         )
     return count
 
@@ -287,16 +287,11 @@ def _count_in_values(kind: inspect.Type, values: pa.Array) -> int:
         case inspect.ListType() | inspect.VarTupleType():
             items = values.flatten()
             require(items.null_count == 0 or may_be_null(kind.item_type))
-            return _count_in_values(present(kind.item_type), _present_values(items))
+            return _count_in_values(present(kind.item_type), present_values(items))
         case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType():
             return _count_strings(kind.fields, values.flatten())
         case inspect.LiteralType() | inspect.EnumType():
-            choices: Iterable[Any]
-            if isinstance(kind, inspect.LiteralType):
-                choices = kind.values
-            else:
-                choices = [each.value for each in kind.cls]
-            require_all(pc.is_in(values, pa.array(choices, values.type)))
+            require_all(pc.is_in(values, pa.array(choice_values(kind), values.type)))
         case inspect.FloatType():
             require_all(pc.is_finite(values))
             # The decoder reads -0 as 0.0, but -0.0 as -0.0. Arrow reads both as -0.0.

@@ -7,7 +7,7 @@ import pyarrow as pa
 from msgspec import inspect
 
 from sluice.values.contract_parts import digits_of
-from sluice.values.contracts import ObjectType, choice_type
+from sluice.values.contracts import ObjectType, choice_type, members_of
 from sluice.values.epochs import unit_of
 
 TIME = pa.timestamp("us", "UTC")
@@ -23,7 +23,7 @@ def is_more_than_fields(kind: ObjectType) -> bool:
 def present(kind: inspect.Type) -> inspect.Type:
     """Return the type of the values that are not null."""
     if isinstance(kind, inspect.UnionType):
-        members = [member for member in kind.types if not isinstance(member, inspect.NoneType)]
+        members = members_of(kind)
         if len(members) == 1 < len(kind.types):
             return members[0]
     return kind
@@ -82,20 +82,32 @@ def _part_type(kind: inspect.Type) -> pa.DataType | None:
             return {str: pa.string(), int: pa.int64()}.get(choice_type(choice))
         case inspect.Metadata() as amount:
             declared = digits_of(amount)
-            return pa.decimal128(*declared) if declared is not None else None
+            if declared is None:
+                return None
+            return pa.decimal128(*declared)
         case inspect.ListType(item_type, min_length=None, max_length=None) | inspect.VarTupleType(
             item_type, min_length=None, max_length=None
         ):
             item = _part_type(item_type)
-            return None if item is None else pa.list_(item)
+            if item is None:
+                return None
+            return pa.list_(item)
         case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType() as nested:
-            types = [(each.encode_name, _part_type(each.type)) for each in nested.fields]
-            is_plain = not is_more_than_fields(nested) and all(
-                part is not None for _, part in types
-            )
-            return pa.struct(types) if is_plain else None
+            return _struct_type(nested)
         case _:
             return None
+
+
+def _struct_type(kind: ObjectType) -> pa.DataType | None:
+    if is_more_than_fields(kind):
+        return None
+    fields: list[tuple[str, pa.DataType]] = []
+    for each in kind.fields:
+        field_type = _part_type(each.type)
+        if field_type is None:
+            return None
+        fields.append((each.encode_name, field_type))
+    return pa.struct(fields)
 
 
 def with_unknown_fields(declared: pa.DataType, found: pa.DataType) -> pa.DataType:
@@ -104,15 +116,13 @@ def with_unknown_fields(declared: pa.DataType, found: pa.DataType) -> pa.DataTyp
     The other fields have types that take as many values as possible.
     """
     if pa.types.is_struct(declared):
-        names = {each.name for each in declared.fields}
-        fields: list[tuple[str, pa.DataType]] = []
+        fields: dict[str, pa.DataType] = {}
         for each in declared.fields:
-            kind = with_unknown_fields(each.type, found.field(each.name).type)
-            fields.append((each.name, kind))
-        return pa.struct(
-            fields
-            + [(each.name, _widest(each.type)) for each in found.fields if each.name not in names]
-        )
+            fields[each.name] = with_unknown_fields(each.type, found.field(each.name).type)
+        for each in found.fields:
+            if each.name not in fields:
+                fields[each.name] = _widest(each.type)
+        return pa.struct([*fields.items()])
     if pa.types.is_list(declared):
         return pa.list_(with_unknown_fields(declared.value_type, found.value_type))
     return declared
@@ -126,7 +136,9 @@ def _widest(found: pa.DataType) -> pa.DataType:
         return pa.list_(_widest(found.value_type))
     if pa.types.is_integer(found):
         return pa.float64()
-    return pa.string() if pa.types.is_temporal(found) else found
+    if pa.types.is_temporal(found):
+        return pa.string()
+    return found
 
 
 def count_parts(found: pa.DataType) -> int:

@@ -19,11 +19,17 @@ import pyarrow.compute as pc
 from msgspec import inspect
 
 from sluice.engine.read.avro_columns import Data, NotColumnarError, Places, constant
-from sluice.engine.read.column_limits import checked, choices_of, maps_of, without_limits
+from sluice.engine.read.column_limits import (
+    checked,
+    choices_of,
+    maps_of,
+    struct_of,
+    without_limits,
+)
 from sluice.engine.read.json_lines import UnsureError, require
 from sluice.engine.read.json_types import TIME, is_more_than_fields, may_be_null, present
 from sluice.values.contract_parts import digits_of
-from sluice.values.contracts import ObjectType, choice_type
+from sluice.values.contracts import ObjectType, choice_type, choice_values
 from sluice.values.epochs import unit_of
 from sluice.values.proto_descriptors import is_entry, is_wrapper
 from sluice.values.proto_schemas import TIMESTAMP
@@ -356,15 +362,11 @@ def _values(field: Any, kind: inspect.Type) -> Values:  # noqa: C901  (a table)
         case inspect.StrType(min_length=None, max_length=None, pattern=None) if type_number == 14:
             return _symbols(field.enum_type, None)
         case inspect.LiteralType() | inspect.EnumType() if choice_type(kind) is str:
-            choices = (
-                kind.values
-                if isinstance(kind, inspect.LiteralType)
-                else [member.value for member in kind.cls]
-            )
+            choices = choice_values(kind)
             if type_number == 14:
                 return _symbols(field.enum_type, {*choices})
             if type_number == 9:
-                return _chosen(pa.array([*choices], pa.string()))
+                return _chosen(pa.array(choices, pa.string()))
     raise NotColumnarError
 
 
@@ -373,8 +375,7 @@ def _structs(descriptor: Any, kind: ObjectType) -> Values:
     names = [each.encode_name for each in kind.fields]
 
     def values(data: Data, found: Found) -> pa.Array:
-        columns = inner.read(data, found.begins, found.ends)
-        return pa.StructArray.from_arrays([columns[name] for name in names], names)
+        return struct_of(inner.read(data, found.begins, found.ends), names)
 
     return values
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,6 +12,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice.engine.batch.record_headers import header_texts
 from sluice.engine.batch.rejections import run_ending_error
 from sluice.engine.read.decoding_errors import DuplicateField, refuse_duplicates
 from sluice.engine.read.registered_values import RegisteredKeys
@@ -70,9 +71,7 @@ class RecordKeys:
         if self.source.key_decode is None:
             return key_texts(raw)
         if self._registered is not None:
-            has_headers = headers is not None and headers.null_count < len(headers)
-            texts = headers.to_pylist() if has_headers and headers is not None else None
-            return self._registered.decode(raw, texts)
+            return self._registered.decode(raw, header_texts(headers))
         return _decoded_by_author(raw, self.source.key_decode.value, self.source.topic)
 
     @cached_property
@@ -159,17 +158,7 @@ class RecordKeys:
                 value = self._value_in_key(name, kafka_key)
                 column = self.columns.column_of_fields([value], name)
             else:
-                members = _members(kafka_key) or {}
-                if missing := [
-                    each for each in names if bytes(members.get(each, b"null")) == b"null"
-                ]:
-                    raise ValueError(f"it is not an object with {' and '.join(missing)}")
-                values = [self._field_decoder(each)[0](bytes(members[each])) for each in names]
-                fields = zip(values, names, strict=True)
-                columns = [
-                    self.columns.column_of_fields([each], each_name) for each, each_name in fields
-                ]
-                column = pa.StructArray.from_arrays(columns, [*names])
+                column = self._fields_in_key(names, kafka_key)
             key: str | None = _key_texts_of_column(column)[0].as_py()
         except UnicodeDecodeError as error:
             raise UnusableKeyError("key_not_utf8", str(error)) from None
@@ -180,6 +169,24 @@ class RecordKeys:
                 f"not say which {name} to delete: {error_text(error)}",
             ) from None
         return key
+
+    def _fields_in_key(self, names: Sequence[str], kafka_key: bytes) -> pa.Array:
+        """Return the fields of a JSON object as a column with a single row.
+
+        Raises ValueError if any of the fields is missing or null.
+        """
+        members = _members(kafka_key) or {}
+        missing: list[str] = []
+        for name in names:
+            if bytes(members.get(name, b"null")) == b"null":
+                missing.append(name)
+        if missing:
+            raise ValueError(f"it is not an object with {' and '.join(missing)}")
+        columns: dict[str, pa.Array] = {}
+        for name in names:
+            decode, _ = self._field_decoder(name)
+            columns[name] = self.columns.column_of_fields([decode(bytes(members[name]))], name)
+        return pa.StructArray.from_arrays([*columns.values()], [*columns])
 
     def _value_in_key(self, name: str, kafka_key: bytes) -> Any:
         decode, check = self._field_decoder(name)
@@ -223,7 +230,7 @@ class RecordKeys:
 
     def _type_of(self, name: str) -> Any:
         if not self.source.is_object:
-            return str if self.source.contract is None else self.source.value_class
+            return self.source.value_type
         return self.columns.field_types.get(name, Any)
 
 
@@ -261,12 +268,15 @@ def _accept(value: Any) -> None:
 
 def _decoded_by_author(
     keys: list[bytes | None],
-    decode: Callable[[bytes], str],
+    decode: Callable[[bytes], Any],
     topic: str,
 ) -> Iterator[Key]:
     for key in keys:
+        if key is None:
+            yield None
+            continue
         try:
-            text = None if key is None else decode(key)
+            text = decode(key)
             # `encode` fails for a text with surrogates, which no column can hold.
             if isinstance(text, str):
                 text.encode()
@@ -279,12 +289,10 @@ def _decoded_by_author(
                 ) from error
             yield error
             continue
-        is_text = text is None or isinstance(text, str)
-        yield (
-            text
-            if is_text
-            else TypeError(f"the key's decoder returned {type(text).__name__}, not str")
-        )
+        if text is None or isinstance(text, str):
+            yield text
+        else:
+            yield TypeError(f"the key's decoder returned {type(text).__name__}, not str")
 
 
 def key_texts(keys: list[bytes | None]) -> Iterator[Key]:

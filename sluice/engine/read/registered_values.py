@@ -133,15 +133,11 @@ class RegisteredValues:
         if schema.kind != self.format.kind:
             raise SchemaError(f"it is a schema of {schema.kind}, not of {self.format.kind}")
         if schema.kind == "JSON":
-            return JsonReader(schema, self._kind, validates=self.format.validates).read
+            return JsonReader(schema, self.source.value_type, validates=self.format.validates).read
         if schema.kind == "PROTOBUF":
-            return ProtoReader(schema, self._kind).read
+            return ProtoReader(schema, self.source.value_type).read
         node = avro_schemas.parse(schema.text, schema.references)
-        return AvroReader(schema, node, self._kind, Aliases.of(self.format)).read
-
-    @property
-    def _kind(self) -> Any:
-        return str if self.source.contract is None else self.source.value_class
+        return AvroReader(schema, node, self.source.value_type, Aliases.of(self.format)).read
 
 
 KeyReader: TypeAlias = Callable[[bytes, bool], str | None]

@@ -29,11 +29,17 @@ def sources_from_point(
     EngineError if the point has an offset of a partition that the streams do not have.
     """
     streams = set(streams)
-    of_streams = {name: topic for name, topic in now.items() if name in streams}
-    firsts = _bounds(of_streams, 0) if begin.is_beginning else offsets_at(begin, of_streams, kafka)
+    of_streams: dict[str, TopicState] = {}
+    for name, topic in now.items():
+        if name in streams:
+            of_streams[name] = topic
+    if begin.is_beginning:
+        firsts = _bounds(of_streams, 0)
+    else:
+        firsts = offsets_at(begin, of_streams, kafka)
     moved: list[SourcePartition] = []
     for source in sources:
-        first = firsts.get((source.topic, source.partition), source.first)
+        first = firsts.get(source.place, source.first)
         moved.append(msgspec.structs.replace(source, first=first))
     return moved
 
@@ -54,14 +60,17 @@ def offsets_at(
             # replay begins at the end.
             return {**ends, **timestamps.index(point.time_ms)}
     offsets = point.offsets or {}
-    unknown = sorted(f"{topic}/{number}" for topic, number in offsets.keys() - ends.keys())
+    unknown = offsets.keys() - ends.keys()
     if unknown:
-        partitions = [f"{topic}/{number}" for topic, number in sorted(ends)]
         raise EngineError(
-            f"The replay's offsets name partitions that cannot be chosen: {', '.join(unknown)}.",
-            next_step=f"Choose among {', '.join(partitions)}.",
+            f"The replay's offsets name partitions that cannot be chosen: {_listed(unknown)}.",
+            next_step=f"Choose among {_listed(ends)}.",
         )
     return offsets
+
+
+def _listed(partitions: Iterable[Partition]) -> str:
+    return ", ".join([f"{topic}/{number}" for topic, number in sorted(partitions)])
 
 
 def _bounds(topics: Mapping[str, TopicState], side: Literal[0, 1]) -> dict[Partition, int]:
@@ -83,9 +92,9 @@ def sources_from_topics(
     longer has the record at this offset, the partition begins at the first record that it still
     has.
     """
-    firsts = {
-        (source.topic, source.topic_id, source.partition): source.first for source in recorded
-    }
+    firsts: dict[tuple[str, str, int], int] = {}
+    for source in recorded:
+        firsts[source.topic, source.topic_id, source.partition] = source.first
     for name, topic in now.items():
         for number, (low, _) in enumerate(topic.ends):
             # A topic with another id is another topic, even if it has the same name.
@@ -115,7 +124,7 @@ def ends_of(
     stops: Mapping[Partition, int],
 ) -> dict[str, list[tuple[int, int]]]:
     """Return, by topic, each partition's first offset to read and the offset after the last."""
-    firsts = {(source.topic, source.partition): source.first for source in sources}
+    firsts = {source.place: source.first for source in sources}
     ends: dict[str, list[tuple[int, int]]] = {}
     for name, topic in topics.items():
         for number, (low, high) in enumerate(topic.ends):
@@ -153,8 +162,10 @@ def _lost(
         topic = now.get(source.topic)
         if topic is None or topic.id != source.topic_id:
             # Describe this once for the topic, not for each of its partitions.
-            if source.partition == 0:
-                yield f"{source.topic} was deleted{' and created again' if topic else ''}"
+            if source.partition == 0 and topic is None:
+                yield f"{source.topic} was deleted"
+            elif source.partition == 0:
+                yield f"{source.topic} was deleted and created again"
             continue
         first, end = topic.ends[source.partition]
         partition = f"{source.topic}, partition {source.partition},"

@@ -76,7 +76,9 @@ class SourceIdentity:
         topics = describe_topics(self.kafka, self.topics)
         recorded = self.sources.get(self.ref)
         # An unfinished first batch starts where the generation began.
-        starts = done or (_firsts(recorded) if begun else {})
+        starts: Positions = done
+        if begun and not done:
+            starts = _firsts(recorded)
         for name in self.topics:
             self._check_identity(topics.get(name), name, recorded)
             _check_range(
@@ -86,7 +88,7 @@ class SourceIdentity:
                 self.ref.pipeline,
             )
         self.require_last_records(topics)
-        partitions = {(source.topic, source.partition) for source in recorded}
+        partitions = {source.place for source in recorded}
         new: list[SourcePartition] = []
         for topic in topics.values():
             for number, (first, _) in enumerate(topic.ends):
@@ -127,9 +129,12 @@ class SourceIdentity:
         if not last:
             return
         records = dict(records_at(self.kafka, last))
-        gone = {topic for topic, partition, offset in last.keys() - records.keys()}
-        limits = topic_limits(self.kafka, gone) if gone else {}
-        compacted = {topic for topic in limits if limits[topic].needs_key}
+        gone = {topic for topic, _, _ in last.keys() - records.keys()}
+        compacted: set[str] = set()
+        if gone:
+            for name, limits in topic_limits(self.kafka, gone).items():
+                if limits.needs_key:
+                    compacted.add(name)
         for place, source in last.items():
             record = records.get(place)
             # If compaction has removed the record, it cannot be compared.
@@ -141,16 +146,21 @@ class SourceIdentity:
     def _went_back(self, source: SourcePartition, *, is_gone: bool) -> InputError:
         offset = source.last
         same = self._last_unchanged(source)
-        since = source.first if same is None else same + 1
-        unknown = "" if same is not None else " at the earliest"
+        if same is None:
+            since = f"{source.first} at the earliest"
+        else:
+            since = str(same + 1)
+        record = "another record"
+        if is_gone:
+            record = "no record"
         name = self.ref.pipeline
         return InputError(
             f"Topic {source.topic}, partition {source.partition}, went back and grew again: at "
-            f"offset {offset}, where the last record was that {name} has read, is "
-            f"{'no record' if is_gone else 'another record'} now. The records from offset "
-            f"{since}{unknown} to {offset} were replaced: the state and the output have those that "
-            "were there before, and those that are there now were not read. An unclean election of "
-            "a leader or a restored disk of a broker does this. The published state is unchanged.",
+            f"offset {offset}, where the last record was that {name} has read, is {record} now. "
+            f"The records from offset {since} to {offset} were replaced: the state and the output "
+            "have those that were there before, and those that are there now were not read. An "
+            "unclean election of a leader or a restored disk of a broker does this. The published "
+            "state is unchanged.",
             next_step="Either stop running the pipeline, which leaves the state unchanged; or "
             "restore the topic; or rebuild the state from the topics' current records: sluice "
             f"rebuild {name} --from-topics. The rebuild counts the records that are there now, and "
@@ -163,10 +173,7 @@ class SourceIdentity:
             return None
         for audit in reversed(self.audits.all(self.ref)):
             for read in audit.sources:
-                if (read.topic, read.partition) != (
-                    source.topic,
-                    source.partition,
-                ) or not read.fingerprint:
+                if (read.topic, read.partition) != source.place or not read.fingerprint:
                     continue
                 if read.last >= source.last:
                     continue
@@ -195,11 +202,13 @@ class SourceIdentity:
         for topic in self.topics:
             current = TopicState(topic, ids[topic], ()) if topic in ids else None
             self._check_identity(current, topic, recorded)
-        of_batch = {(source.topic, source.partition): source for source in read}
+        of_batch: dict[Partition, SourceAudit] = {}
+        for audit in read:
+            of_batch[audit.topic, audit.partition] = audit
         doubtful: list[SourcePartition] = []
         after: list[SourcePartition] = []
         for source in recorded:
-            of_partition = of_batch.get((source.topic, source.partition))
+            of_partition = of_batch.get(source.place)
             if of_partition is None or not of_partition.fingerprint:
                 after.append(source)
                 continue

@@ -35,7 +35,7 @@ from sluice.errors import RecordFailed, error_text
 from sluice.plan import Job
 from sluice.registry.http_registry import NO_REGISTRY
 from sluice.registry.registry import Registry
-from sluice.sql.arrow_types import arrow_type
+from sluice.sql.arrow_types import arrow_schema, arrow_type
 from sluice.values.record_metadata import METADATA, record_fingerprint
 
 SKIPPED = "skipped"
@@ -88,9 +88,13 @@ def _last_record(records: pa.RecordBatch, earlier: LastRecord | None) -> LastRec
     `earlier` is the last of those that the task has read before them.
     """
     last = records.slice(records.num_rows - 1)
-    offset, key, value = (last.column(name)[0].as_py() for name in ("offset", "key", "value"))
+    offset: int = last.column("offset")[0].as_py()
+    key, value = last.column("key")[0].as_py(), last.column("value")[0].as_py()
     fingerprint = record_fingerprint(key, value, _milliseconds(last)[0].as_py())
-    first_epoch = _leader_epoch(records) if earlier is None else earlier.first_leader_epoch
+    if earlier is None:
+        first_epoch = _leader_epoch(records)
+    else:
+        first_epoch = earlier.first_leader_epoch
     return LastRecord(offset, fingerprint, _leader_epoch(last), first_epoch)
 
 
@@ -138,10 +142,9 @@ class RecordReader(TaskOfBatch):
                     output = outputs.setdefault(part, PartitionOutput(*part))
                     output.counts["read"] += records.num_rows
                     output.last = _last_record(records, output.last)
-                    in_sequence = (
-                        self._with_sequence(records, output, start) if self.sequenced else records
-                    )
-                    with_keys = self._without_null_keys(in_sequence, output)
+                    if self.sequenced:
+                        records = self._with_sequence(records, output, start)
+                    with_keys = self._without_null_keys(records, output)
                     if with_keys.num_rows:
                         yield from self._decode(with_keys, output, start.begun)
         for output in outputs.values():
@@ -220,25 +223,22 @@ class RecordReader(TaskOfBatch):
         if not dead_letters:
             return
         dead_letters.sort(key=lambda dead_letter: dead_letter.row)
-        match self.decoders[output.topic].source.on_error:
-            case "fail":
-                first = dead_letters[0]
-                offset = batch.column("offset")[first.row].as_py()
-                raise RecordFailed(
-                    f"{output.topic}, partition {output.partition}, offset {offset}: "
-                    f"{first.reason}: {first.detail}.",
-                    next_step="Correct the topic, or set the source's on_error to "
-                    '"dead_letter" or "skip".',
-                )
-            case "skip":
-                output.counts.update(
-                    f"dropped/{dead_letter.reason}" for dead_letter in dead_letters
-                )
-            case "dead_letter":
-                output.counts.update(
-                    f"dead_letter/{dead_letter.reason}" for dead_letter in dead_letters
-                )
-                output.dead_letters.append(dead_letter_records(batch, dead_letters))
+        on_error = self.decoders[output.topic].source.on_error
+        if on_error == "fail":
+            first = dead_letters[0]
+            offset = batch.column("offset")[first.row].as_py()
+            raise RecordFailed(
+                f"{output.topic}, partition {output.partition}, offset {offset}: "
+                f"{first.reason}: {first.detail}.",
+                next_step="Correct the topic, or set the source's on_error to "
+                '"dead_letter" or "skip".',
+            )
+        outcome = "dropped"
+        if on_error == "dead_letter":
+            outcome = "dead_letter"
+            output.dead_letters.append(dead_letter_records(batch, dead_letters))
+        for dead_letter in dead_letters:
+            output.counts[f"{outcome}/{dead_letter.reason}"] += 1
 
 
 @dataclass(frozen=True)
@@ -266,21 +266,22 @@ class StreamReader(RecordReader):
         # If a step fails after this task, the dead letter needs the record's
         # original key, value and headers.
         needs_raw = bool(job.failures_before_operators)
-        is_needed = {
-            "_null": any(decoder.source.keeps_nulls for decoder in decoders.values()),
-            "_sequence": job.has_operators,
-            "_raw_key": needs_raw,
-            "_raw_value": needs_raw,
-            "_raw_headers": needs_raw or job.keeps_headers,
-        }
-        extra = tuple(name for name, needed in is_needed.items() if needed)
+        extra: list[str] = []
+        if any(source.keeps_nulls for source in job.streams):
+            extra.append("_null")
+        if job.has_operators:
+            extra.append("_sequence")
+        if needs_raw:
+            extra += ["_raw_key", "_raw_value"]
+        if needs_raw or job.keeps_headers:
+            extra.append("_raw_headers")
         dead_letters, sequenced = job.pipeline.dead_letters, job.has_operators and not interleaved
         return cls(
             side_outputs,
             dead_letters,
             decoders,
             job.metadata,
-            extra,
+            tuple(extra),
             sequenced=sequenced,
             global_stores={table.source.topic: table.store for table in job.tables},
         )
@@ -296,16 +297,19 @@ class StreamReader(RecordReader):
     def columns(self) -> dict[str, str]:
         """Names and DDL types of the rows' columns."""
         columns = {"_source": "INT", "_partition": "INT", "_time": "BIGINT"}
-        columns |= {name: METADATA[name] for name in self.metadata if name != "_partition"}
-        columns |= {name: _EXTRA[name] for name in self.extra}
+        for name in self.metadata:
+            columns[name] = METADATA[name]
+        for name in self.extra:
+            columns[name] = _EXTRA[name]
         for decoder in self.decoders.values():
-            columns |= {field.column: field.type for field in decoder.source.fields}
+            for planned in decoder.source.fields:
+                columns[planned.column] = planned.type
         return columns
 
     @property
     def schema(self) -> pa.Schema:
         """The rows' columns as an Arrow schema."""
-        return pa.schema([(name, arrow_type(kind)) for name, kind in self.columns.items()])
+        return arrow_schema(self.columns)
 
     def _decode(
         self, batch: pa.RecordBatch, output: PartitionOutput, clock: int
@@ -363,7 +367,9 @@ class StreamReader(RecordReader):
             columns = self._columns(decoder, records, values, output, clock)
         except (pa.ArrowException, OverflowError, ValueError):
             return None
-        return None if any(invalid_times(decoder, columns["_time"], clock)) else columns
+        if any(invalid_times(decoder, columns["_time"], clock)):
+            return None
+        return columns
 
     def _decode_each(
         self, decoder: ValueDecoder, batch: pa.RecordBatch, output: PartitionOutput, clock: int
@@ -375,7 +381,9 @@ class StreamReader(RecordReader):
         rows, values, dead_letters = decoder.decode(
             batch.column("value").to_pylist(), batch.column("key"), batch.column("headers")
         )
-        kept = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows, pa.int64()))
+        kept = batch
+        if len(rows) < batch.num_rows:
+            kept = batch.take(pa.array(rows, pa.int64()))
         try:
             columns = self._columns(decoder, kept, values, output, clock)
             problems = invalid_times(decoder, columns["_time"], clock)
@@ -385,13 +393,15 @@ class StreamReader(RecordReader):
         if any(problems):
             problems = self._apply_on_time(decoder, problems, output)
             valid: list[int] = []
+            valid_values: list[Any] = []
             for place, (row, problem) in enumerate(zip(rows, problems, strict=True)):
                 if problem is None:
                     valid.append(place)
+                    valid_values.append(values[place])
                 elif problem[0] != SKIPPED:
                     dead_letters.append(RejectedRecord(row, *problem))
             kept = kept.take(pa.array(valid, pa.int64()))
-            valid_values = [values[place] for place in valid]
+
             columns = self._columns(
                 decoder,
                 kept,
@@ -452,8 +462,9 @@ class StreamReader(RecordReader):
             return pa.nulls(kept.num_rows, kind)
         if name == "_key" and decoder.source.key_decode is not None:
             keys = list(decoder.keys.decode(kept.column("key").to_pylist(), kept.column("headers")))
-            if error := next((key for key in keys if isinstance(key, BaseException)), None):
-                raise ValueError(error_text(error))
+            for key in keys:
+                if isinstance(key, BaseException):
+                    raise ValueError(error_text(key))
             return pa.array(keys, kind)
         return kept.column(name[1:]).cast(kind)
 
@@ -507,22 +518,23 @@ class StreamReader(RecordReader):
         output: PartitionOutput,
     ) -> Problems:
         """Apply the source's policy for records without a valid event time."""
-        invalid = [problem for problem in problems if problem and problem[0] == "event_time"]
-        if not invalid or decoder.source.on_time == "dead_letter":
+        if decoder.source.on_time == "dead_letter":
             return problems
-        if decoder.source.on_time == "fail":
-            raise RecordFailed(
-                f"{output.topic}, partition {output.partition}: {invalid[0][1]}.",
-                next_step="Correct the topic, or set the source's invalid_time to another policy.",
-            )
-        replacement: tuple[str, str] | None = None
-        if decoder.source.on_time != "clock":
-            output.counts["dropped/event_time"] += len(invalid)
-            replacement = SKIPPED, ""
         applied: Problems = []
         for problem in problems:
-            is_invalid_time = problem is not None and problem[0] == "event_time"
-            applied.append(replacement if is_invalid_time else problem)
+            if problem is None or problem[0] != "event_time":
+                applied.append(problem)
+            elif decoder.source.on_time == "fail":
+                raise RecordFailed(
+                    f"{output.topic}, partition {output.partition}: {problem[1]}.",
+                    next_step="Correct the topic, or set the source's invalid_time to another "
+                    "policy.",
+                )
+            elif decoder.source.on_time == "clock":
+                applied.append(None)
+            else:
+                output.counts["dropped/event_time"] += 1
+                applied.append((SKIPPED, ""))
         return applied
 
     def _problem(
@@ -540,7 +552,10 @@ class StreamReader(RecordReader):
             and decoder.source.key is None
             and isinstance(key, BaseException)
         ):
-            return "key_not_utf8" if isinstance(key, UnicodeDecodeError) else "key", error_text(key)
+            reason = "key"
+            if isinstance(key, UnicodeDecodeError):
+                reason = "key_not_utf8"
+            return reason, error_text(key)
         try:
             columns = self._columns(decoder, record, value, output, clock)
         except UnusableKeyError as error:
@@ -556,20 +571,22 @@ def _partition_of(rows: pa.RecordBatch) -> tuple[int, int]:
 
 
 def _header_texts(text: str | None) -> list[tuple[str, str | None]] | None:
-    """Return the last header of each name, with its value as text.
+    """Return the last header of each name, with its value as text; None without headers.
 
-    Return None for a value that is not UTF-8.
-
-    Returns None for a record without headers.
+    A value that is not UTF-8 becomes None.
     """
     if not text:
         return None
-    values = {header["key"]: header["value"] for header in headers_of(text)}
-    return [(str(key), _utf8(value)) for key, value in values.items()]
+    texts: dict[str, str | None] = {}
+    for header in headers_of(text):
+        texts[str(header["key"])] = _utf8(header["value"])
+    return [*texts.items()]
 
 
 def _utf8(value: str | bytes | None) -> str | None:
+    if not isinstance(value, bytes):
+        return value
     try:
-        return value.decode() if isinstance(value, bytes) else value
+        return value.decode()
     except UnicodeDecodeError:
         return None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Context, Decimal, Inexact
 from enum import Enum
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -23,6 +23,8 @@ from sluice.values import contract_values, contracts
 from sluice.values.epochs import Unit
 from sluice.values.json_limits import LONGEST_NUMBER
 from sluice.values.record_metadata import TEXT_FIELD, WALL_CLOCK
+
+T = TypeVar("T")
 
 ARROW_TYPES = (Decimal, datetime, date, bytes)
 """The Python types whose values Arrow takes unchanged."""
@@ -54,10 +56,14 @@ class ValueColumns:
     @cached_property
     def _by_name(self) -> frozenset[str]:
         """The fields that need `plain_data`: msgspec does not convert them as columns need them."""
-        kinds = self.field_types if self.source.is_object else {TEXT_FIELD: self.source.value_class}
-        return frozenset(
-            name for name, kind in kinds.items() if contract_values.needs_plain_data(kind)
-        )
+        kinds = {TEXT_FIELD: self.source.value_type}
+        if self.source.is_object:
+            kinds = self.field_types
+        names: set[str] = set()
+        for name, kind in kinds.items():
+            if contract_values.needs_plain_data(kind):
+                names.add(name)
+        return frozenset(names)
 
     def column(self, values: Values, name: str) -> pa.Array:
         """Return a field of the values as an Arrow column.
@@ -71,9 +77,11 @@ class ValueColumns:
         try:
             return self.column_of_fields(self._fields(values, name), name)
         except (pa.ArrowException, OverflowError, ValueError) as error:
-            field = f"$.{name}" if self.source.is_object else "$"
+            path = "$"
+            if self.source.is_object:
+                path = f"$.{name}"
             reason, _, _ = error_text(error).partition("\n")
-            raise ValueError(f"{field}: {reason}") from error
+            raise ValueError(f"{path}: {reason}") from error
 
     def column_of_fields(self, fields: list[Any], name: str) -> pa.Array:
         """Like `column`, for the values of one field."""
@@ -97,8 +105,12 @@ class ValueColumns:
 
     def json(self, values: Sequence[Any]) -> pa.Array:
         """Encode valid values, without nulls, as JSON in the form of the stores of other tables."""
-        columns = {name: self.column(values, name) for name in self.source.types}
-        return json_object(columns) if self.source.is_object else json_values(columns[TEXT_FIELD])
+        if not self.source.is_object:
+            return json_values(self.column(values, TEXT_FIELD))
+        columns: dict[str, pa.Array] = {}
+        for name in self.source.types:
+            columns[name] = self.column(values, name)
+        return json_object(columns)
 
     def unfit(self, values: Sequence[Any]) -> dict[int, str]:
         """Return errors of fields that do not fit their columns' types, by index of the value."""
@@ -177,8 +189,13 @@ class ValueColumns:
     def assumed_ms(self) -> str | None:
         """The field of the event time, if its numbers have no declared unit and are read as ms."""
         field = self.source.event_time
-        is_number = field is not None and self.source.types.get(field) == "BIGINT"
-        return field if is_number and self.source.time_unit is None else None
+        if field is None or self.source.time_unit is not None:
+            return None
+        return field if self.source.types.get(field) == "BIGINT" else None
+
+
+def without_nulls(values: Iterable[T | None]) -> list[T]:
+    return [value for value in values if value is not None]
 
 
 def _has_enums(fields: list[Any]) -> bool:
@@ -194,24 +211,33 @@ def _milliseconds(times: pa.Array) -> pa.Array:
 
 def _in_zone(value: Any, zone: ZoneInfo) -> Any:
     """Return the value with `zone` added to every time without a zone, including nested times."""
-    if isinstance(value, datetime):
-        return value if value.tzinfo else value.replace(tzinfo=zone)
-    if isinstance(value, list):
-        return [_in_zone(element, zone) for element in value]
-    if isinstance(value, dict):
-        return {name: _in_zone(element, zone) for name, element in value.items()}
-    return value
+
+    def add_zone(scalar: Any) -> Any:
+        if isinstance(scalar, datetime) and not scalar.tzinfo:
+            return scalar.replace(tzinfo=zone)
+        return scalar
+
+    return _changed(value, add_zone)
 
 
 def _without_zeros(value: Any) -> Any:
     """Return the value with decimals without zeros at the end, which Arrow counts as digits."""
-    if isinstance(value, Decimal):
-        return value.normalize(_EXACT)
+
+    def strip(scalar: Any) -> Any:
+        if isinstance(scalar, Decimal):
+            return scalar.normalize(_EXACT)
+        return scalar
+
+    return _changed(value, strip)
+
+
+def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return the value with every scalar changed, also in lists and objects."""
     if isinstance(value, list):
-        return [_without_zeros(element) for element in value]
+        return [_changed(element, change) for element in value]
     if isinstance(value, dict):
-        return {name: _without_zeros(element) for name, element in value.items()}
-    return value
+        return {name: _changed(element, change) for name, element in value.items()}
+    return change(value)
 
 
 def failing_places(count: int, fits: Callable[[int, int], bool]) -> Iterator[int]:

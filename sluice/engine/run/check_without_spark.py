@@ -82,7 +82,7 @@ def description_now(
 
 def _with_types_of(before: GenerationInfo, now: GenerationInfo) -> GenerationInfo:
     """Complete a description without types by the types of an earlier one, as far as both agree."""
-    earlier = {store.name: store for store in before.stores}
+    earlier = before.stores_by_name
     stores = []
     for store in now.stores:
         old = earlier.get(store.name)

@@ -14,7 +14,7 @@ from sluice.errors import EngineError
 from sluice.plan import is_of_processor
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationInfo, StoreInfo
-from sluice.values.phrases import counted, joined
+from sluice.values.phrases import agreeing, counted, joined
 from sluice.values.topic_patterns import declared_topics
 
 _MEANING = ("kind", "key", "window_ms", "grace_ms", "value", "made", "group_id", "store_column")
@@ -83,7 +83,7 @@ def require_compatible(
 
 def removed_stores(before: GenerationInfo, now: GenerationInfo) -> list[str]:
     """Return the stores that the pipeline `now` no longer has, sorted."""
-    old, new = _stores_by_name(before), _stores_by_name(now)
+    old, new = before.stores_by_name, now.stores_by_name
     lost_by_processors = {*_gained_or_lost_stores(old, new)}
     return sorted(old.keys() - new.keys() - lost_by_processors)
 
@@ -92,7 +92,7 @@ def _stores_removed(pipeline: str, stores: Sequence[str]) -> CompatibilityError:
     """Return the error for a pipeline that lacks stores and has changed in nothing else."""
     names = joined(stores)
     was, their, them = ("was", "Its", "it") if len(stores) == 1 else ("were", "Their", "them")
-    noun = "store" if len(stores) == 1 else "stores"
+    noun = agreeing(stores, "store", "stores")
     return CompatibilityError(
         f"{pipeline} has changed since its state was computed: {noun} {names} {was} removed. "
         f"{their} entries are kept, and can be queried. No records were read.",
@@ -145,7 +145,7 @@ class StoreChanges:
                 f"{'; '.join(changes)}.",
                 next_step=next_step,
             )
-        old, new = _stores_by_name(before), _stores_by_name(now)
+        old, new = before.stores_by_name, now.stores_by_name
         # A processor writes all of its stores, so one changed store makes it compute all of them.
         recomputed: set[str] = set()
         for name in processors.keys() & old.keys():
@@ -239,7 +239,7 @@ def changed_functions_warning(pipeline: str, functions: list[str]) -> str:
 
 def _changes(before: GenerationInfo, now: GenerationInfo) -> Iterator[str]:
     yield from _changes_of_all(before, now)
-    old, new = _stores_by_name(before), _stores_by_name(now)
+    old, new = before.stores_by_name, now.stores_by_name
     for name in sorted((old.keys() | new.keys()).difference(_gained_or_lost_stores(old, new))):
         if name not in new:
             yield f"store {name} was removed"
@@ -302,16 +302,12 @@ def _steps(info: GenerationInfo) -> Iterator[str]:
     yield from info.operators
 
 
-def _stores_by_name(info: GenerationInfo) -> dict[str, StoreInfo]:
-    return {store.name: store for store in info.stores}
-
-
 def stores_of_processors(
     before: GenerationInfo,
     now: GenerationInfo,
 ) -> tuple[list[str], list[str]]:
     """List the stores that processors have gained, which start empty, and those they have lost."""
-    old, new = _stores_by_name(before), _stores_by_name(now)
+    old, new = before.stores_by_name, now.stores_by_name
     changed = {*_gained_or_lost_stores(old, new)}
     return sorted(changed - old.keys()), sorted(changed - new.keys())
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
+from sluice.engine.run.changed_steps import changed_steps
 from sluice.engine.run.compatibility import (
     changed_functions,
     incompatible_changes,
@@ -49,6 +50,9 @@ class PipelineChange:
 def published_changes(before: GenerationInfo, now: GenerationInfo) -> list[PipelineChange]:
     """List the changes since the generation `before` was registered, the weightiest first."""
     changes = [*_of_state(before, now), *_with_fitting_state(before, now)]
+    # A change that stops runs names the steps itself, with all steps before them.
+    if all(change.weight is not Weight.STOP for change in changes):
+        changes += _of_steps(before, now)
     return sorted(changes, key=lambda change: -change.weight)
 
 
@@ -85,6 +89,12 @@ def _of_state(before: GenerationInfo, now: GenerationInfo) -> Iterator[PipelineC
     for name in lost:
         text = f"store {name} of a processor was removed"
         yield PipelineChange(Weight.WARNING, text, "Queries no longer find it.")
+
+
+def _of_steps(before: GenerationInfo, now: GenerationInfo) -> Iterator[PipelineChange]:
+    for text in changed_steps(before.description, now.description):
+        effect = "Later results are computed in the new way, and earlier results stay as they are."
+        yield PipelineChange(Weight.NOTE, text, effect)
 
 
 def _of_contracts(before: GenerationInfo, now: GenerationInfo) -> Iterator[PipelineChange]:

@@ -35,7 +35,7 @@ from sluice.plan.operator_parameters import (
     PythonAggregateParameters,
     SuppressParameters,
 )
-from sluice.support.arrays import Integers, Mask
+from sluice.support.arrays import Integers, Mask, columns_named
 from sluice.values.windows import Window
 
 ADVANCES = pa.schema([
@@ -184,7 +184,10 @@ class ReportAdvances:
             if rows_of_edge:
                 table = pa.Table.from_batches(rows_of_edge).combine_chunks()
                 self._add_rows(advances, table, operator, edge)
-        with_rows = [operator for operator in self.operators if operator.number in advances.batches]
+        with_rows: list[PlannedOperator] = []
+        for operator in self.operators:
+            if operator.number in advances.batches:
+                with_rows.append(operator)
         yield from advances.reports(with_rows, self.workers)
 
     @staticmethod
@@ -206,7 +209,7 @@ class ReportAdvances:
         # and has the same time, so an old value is left out if the next row replaces it, and
         # advances stream time itself. A deleted row has only the old value, and the new value may
         # have no key.
-        is_replaced = replaced_values({name: rows.column(name) for name in CHANGE_OF_ROW}, is_old)
+        is_replaced = replaced_values(columns_named(rows, CHANGE_OF_ROW), is_old)
         complete &= ~(is_replaced & np.append(complete[1:], False))
         # In Kafka Streams, a filtered table sends no tombstone for a row that has never passed the
         # filter. So a tombstone advances stream time only if it replaces a value.
@@ -229,8 +232,7 @@ def _input_rows(edge: Edge, batch: pa.RecordBatch) -> pa.RecordBatch:
         "has_key": batch.column("key").is_valid(),
         "has_value": batch.column("value").is_valid(),
     }
-    for name in ("old", "foreign", *SORT_KEY, "time", "headers"):
-        columns[name] = batch.column(name)
+    columns |= columns_named(batch, ("old", "foreign", *SORT_KEY, "time", "headers"))
     is_for_edge = pc.and_(is_input, pc.invert(batch.column("emitted")))
     return pa.RecordBatch.from_pydict(columns).filter(is_for_edge)
 
@@ -249,7 +251,9 @@ def _advancing_rows(table: pa.Table, *, is_stream_join: bool) -> pa.Table:
     advancing = np.zeros(len(times), bool)
     for number in np.unique(numbers):
         of_number = numbers == number
-        clocks = [of_number & complete & (sides == side) for side in np.unique(sides)]
+        clocks: list[Mask] = []
+        for side in np.unique(sides):
+            clocks.append(of_number & complete & (sides == side))
         # In Kafka Streams, all records of a join of two streams advance its stream time.
         if is_stream_join:
             clocks.append(of_number)

@@ -41,10 +41,11 @@ class BatchStates:
         no_windows = [NO_WINDOW] * len(keys)
         ids = RowIds([group] * len(keys), list(keys), no_windows, no_windows)
         rows = self.shard.rows_before(self.batch, ids, self.epoch)
-        if with_headers:
-            return {key: value_of_row(value) for _, key, _, _, value, _ in rows.values()}
-        # A row of a store is an array of this one value.
-        return {key: value[1:-1] for _, key, _, _, value, _ in rows.values()}
+        values: dict[str, str] = {}
+        for _, key, _, _, value, _ in rows.values():
+            # A row of a store without headers is an array of this one value.
+            values[key] = value_of_row(value) if with_headers else value[1:-1]
+        return values
 
     def read_rows(self, operator: int, names: list[str]) -> dict[str, StoredState]:
         """Return the rows of tables that a processor reads, by their names (see `CopiedRows`)."""

@@ -212,7 +212,9 @@ def _process(action: plan.ProcessParameters, at: str) -> Operator[Any]:
     returns: dict[str, Any] = {}
     for name, output in action.outputs.items():
         returns[name] = _type_of(output.type)
-    tables = {name: _type_of(kind) for name, kind in action.tables.items()}
+    tables: dict[str, Any] = {}
+    for name, kind in action.tables.items():
+        tables[name] = _type_of(kind)
     argument = _type_of(action.takes)
     try:
         return Process(
@@ -319,10 +321,7 @@ def _calculation(
         # count() has no argument.
         argument = None if text is None else kind
         functions.append(_function(name, argument, parameters, is_read))
-    if action.plain:
-        fields = action.columns
-    else:
-        fields = tuple(f"a{i}" for i in range(len(functions)))
+    fields = action.result_names
     scalar = action.scalar and action.plain
     return partial(Functions, *functions, subtracts=action.subtracts, fields=fields, scalar=scalar)
 

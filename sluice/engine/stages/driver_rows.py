@@ -15,6 +15,7 @@ from sluice.engine.batch.batch_start import RunningTask
 from sluice.engine.batch.row_schemas import REJECTED, RETURNED_ROW
 from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.plan import Job
+from sluice.support.arrays import columns_named
 
 _PAGE_ROWS = 50_000
 
@@ -39,7 +40,7 @@ class DriverRows(TaskOfBatch):
     def run(self, batches: Iterator[pa.RecordBatch], task: RunningTask) -> Iterator[pa.RecordBatch]:
         targets = pa.array(self.targets, pa.int32())
         waiting: list[pa.RecordBatch] = []
-        page = 0
+        count = page = 0
         for batch in batches:
             is_for_driver = pc.is_in(batch.column("target"), targets)
             if not pc.any(is_for_driver).as_py():
@@ -49,9 +50,10 @@ class DriverRows(TaskOfBatch):
                 yield batch.filter(pc.invert(is_for_driver))
                 batch = batch.filter(is_for_driver)
             waiting.append(_returned_rows(batch))
-            if sum(rows.num_rows for rows in waiting) >= _PAGE_ROWS:
+            count += batch.num_rows
+            if count >= _PAGE_ROWS:
                 page = self._add(waiting, page, task.worker)
-                waiting = []
+                waiting, count = [], 0
         if waiting:
             self._add(waiting, page, task.worker)
 
@@ -61,8 +63,6 @@ class DriverRows(TaskOfBatch):
 
 
 def _returned_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
-    columns = dict(zip(rows.schema.names, rows.columns, strict=True))
+    columns = columns_named(rows, rows.schema.names)
     columns["group_id"] = columns["target"]
-    return pa.RecordBatch.from_arrays(
-        [columns[name] for name in RETURNED_ROW.names], schema=RETURNED_ROW
-    )
+    return pa.RecordBatch.from_pydict(columns, schema=RETURNED_ROW)

@@ -141,13 +141,15 @@ class Ingest(TaskOfBatch):
         undecided = np.zeros(batch.num_rows, np.int64)
         for part, mask in parts:
             results = task.parts.setdefault(part, PartitionResults())
-            records = batch if mask is None else batch.filter(pa.array(mask))
+            records = batch
+            if mask is not None:
+                records = batch.filter(pa.array(mask))
             outcome = self.sinks.collect(records, results)
             for group, windowed in task.windowing.windowed(records, part, results, outcome):
                 yield from task.windowed.add_records(group, windowed)
             # Records are counted after all groups, because a record that any group aggregates is
             # applied, not late.
-            undecided[slice(None) if mask is None else mask] = results.count_records(outcome)
+            undecided[_rows_in(mask)] = results.count_records(outcome)
         if not self.operators:
             return
         positions = self._positions(batch)
@@ -178,7 +180,7 @@ class Ingest(TaskOfBatch):
         offsets = batch.column("_offset").to_numpy()
         origin = np.zeros(len(offsets), np.int64)
         for source, partition, mask in sources_of(batch):
-            of_partition = slice(None) if mask is None else mask
+            of_partition = _rows_in(mask)
             try:
                 origin[of_partition] = origins(source, partition, offsets[of_partition])
             except OverflowError as error:
@@ -363,6 +365,11 @@ def _rows_of_last_record(batch: pa.RecordBatch, following: pa.RecordBatch) -> in
         if len(others):
             begin = max(begin, int(others[-1]) + 1)
     return count - begin
+
+
+def _rows_in(mask: Mask | None) -> Mask | slice:
+    """Return an index of the rows in a mask; None is the mask of all rows."""
+    return slice(None) if mask is None else mask
 
 
 def _positions_at(positions: Mapping[str, Times], chosen: Indices | Mask) -> dict[str, pa.Array]:

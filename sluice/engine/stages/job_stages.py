@@ -77,20 +77,22 @@ class KnownTypes:
         if computed:
             types = kinds(computed)
         columns: list[Column] = []
+        # The conditions form a layer of their own, because the other columns read them.
+        conditions: list[Column] = []
         arguments, values = dict(self.arguments), dict(self.values)
         for edge in edges:
             own: list[str] = []
             if edge.unchanged_result is None:
-                own = [types[f"{edge.column}_{number}"] for number in range(len(edge.values))]
+                for number in range(len(edge.values)):
+                    own.append(types[f"{edge.column}_{number}"])
                 values[edge.target, edge.side] = own[0]
             else:
                 values[edge.target, edge.side] = self.results.get(edge.unchanged_result, "")
             if edge.has_arguments:
                 earlier = arguments.get(edge.target, own)
                 arguments[edge.target] = _argument_types(self.job, edge, earlier, own)
+            conditions.append(Column(edge.column, f"({edge.passed})", edge.target))
             columns += _edge_columns(edge, own)
-        # The conditions form a layer of their own, because the other columns read them.
-        conditions = [Column(edge.column, f"({edge.passed})", edge.target) for edge in edges]
         layers = (tuple(conditions), tuple(columns))
         return layers, replace(self, arguments=arguments, values=values)
 
@@ -153,8 +155,10 @@ class KnownTypes:
                 yield operator.result, compact(shape.kind)
             case TableLookupParameters(row=of_table):
                 record = self.values[operator.number, 0]
-                kind = f"struct<left:{record},right:{compact(of_table.kind)}>"
-                yield operator.result, kind if record else ""
+                kind = ""
+                if record:
+                    kind = f"struct<left:{record},right:{compact(of_table.kind)}>"
+                yield operator.result, kind
             case StreamJoinParameters() | TableJoinParameters():
                 left = self.values[operator.number, LEFT]
                 right = self.values[operator.number, RIGHT]
@@ -167,7 +171,10 @@ class KnownTypes:
                 yield operator.result, kind
             case Changes():
                 row = self.values[operator.number, 0]
-                yield operator.result, f"struct<kind:string,old:{row},new:{row}>" if row else ""
+                kind = ""
+                if row:
+                    kind = f"struct<kind:string,old:{row},new:{row}>"
+                yield operator.result, kind
             case MergeParameters():
                 kinds = [self.values[edge.target, edge.side] for edge in operator.edges]
                 yield operator.result, _one_type(operator, kinds)
@@ -183,10 +190,7 @@ class KnownTypes:
             results.append(type_of_aggregate(name, kind))
         if action.scalar and action.plain:
             return results[0]
-        names = action.columns
-        if not action.plain:
-            names = tuple([f"a{number}" for number in range(len(results))])
-        return compact(struct_type(dict(zip(names, results, strict=True))))
+        return compact(struct_type(dict(zip(action.result_names, results, strict=True))))
 
 
 @dataclass(frozen=True)
@@ -205,7 +209,7 @@ class Stages:
         """Return the task that runs a stage's operators, given the types before the stage."""
         job, only_stored = self.job, self.job.store_only_operators
         last_only = job.last_only_operators
-        chained_to = {operator.chained_to for operator in job.operators}
+        chained_to = job.operators_with_chained
         only_changes = job.operators_of_changes
         built: list[StageOperator] = []
         for operator in operators_of(job, number):
@@ -313,7 +317,10 @@ def _argument_types(job: Job, edge: Edge, earlier: list[str], kinds: list[str]) 
                 next_step="Convert them to the same type with CAST, or use another name "
                 "for one column.",
             )
-        types.append(kind if of_earlier == "void" else of_earlier)
+        if of_earlier == "void":
+            types.append(kind)
+        else:
+            types.append(of_earlier)
     return types
 
 

@@ -256,10 +256,10 @@ class OperatorRows:
         starts, ends = columns["window_start"], columns["window_end"]
         if starts.count(NO_WINDOW) == len(starts):
             return repeat(None)
-        return [
-            None if start == NO_WINDOW else (start, end)
-            for start, end in zip(starts, ends, strict=True)
-        ]
+        windows: list[tuple[int, int] | None] = []
+        for window in zip(starts, ends, strict=True):
+            windows.append(None if window[0] == NO_WINDOW else window)
+        return windows
 
 
 def _different_texts(column: pa.Array) -> pa.Array:

@@ -152,11 +152,10 @@ class OperatorRun:
             turn = b""
             if releasing.after_record:
                 turn = turn_of_timers(plan.stage, plan.number)
-            releases = Releases(
-                ClockTime(self._stored.before.now) if releasing.by_clock else timeline,
-                before_row=releasing.before_row,
-                turn=turn,
-            )
+            time: Timeline | ClockTime = timeline
+            if releasing.by_clock:
+                time = ClockTime(self._stored.before.now)
+            releases = Releases(time, before_row=releasing.before_row, turn=turn)
         self._schedule_due(releases)
         return releases
 
@@ -606,7 +605,9 @@ class OperatorRun:
         for key, state in self.states.items():
             replaced = self._versions.get(key)
             if not operator.is_empty(state):
-                wall = operator.wall_due(state) if waits_for_clock else None
+                wall = None
+                if waits_for_clock:
+                    wall = operator.wall_due(state)
                 yield State(
                     number, key, encode_state(state), operator.due(state), wall, replaces=replaced
                 )

@@ -69,9 +69,10 @@ class RecordedAnswers:
                 row_of_id.setdefault(answer_id, row)
             ids.append(answer_id)
         answers = self._recorded(list(row_of_id))
-        unanswered = {each: row for each, row in row_of_id.items() if each not in answers}
-        if unanswered:
-            answers |= self._ask(unanswered)
+        for answered in answers:
+            del row_of_id[answered]
+        if row_of_id:
+            answers |= self._ask(row_of_id)
         answers[""] = Answered()
         return [answers[each] for each in ids]
 

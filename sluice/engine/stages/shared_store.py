@@ -56,10 +56,13 @@ class StoreLookup(Lookup):
         snapshot = self._snapshot
         if snapshot is None:
             raise EngineError(f"The batch was planned without the store {self._store}.")
-        if snapshot.rows is not None:
-            texts = {key: snapshot.rows[key] for key in keys if key in snapshot.rows}
-        else:
+        texts: dict[str, str] = {}
+        if snapshot.rows is None:
             texts = self._read_shards(snapshot, keys)
+        else:
+            for key in keys:
+                if key in snapshot.rows:
+                    texts[key] = snapshot.rows[key]
         values: dict[str, str | BaseException] = {}
         for key, text in texts.items():
             try:
@@ -75,7 +78,9 @@ class StoreLookup(Lookup):
     def _read_shards(self, snapshot: SharedSnapshot, keys: Sequence[str]) -> dict[str, str]:
         keys_by_worker: defaultdict[int, list[str]] = defaultdict(list)
         for key in keys:
-            worker = 0 if snapshot.is_global else owner(key, len(snapshot.workers))
+            worker = 0
+            if not snapshot.is_global:
+                worker = owner(key, len(snapshot.workers))
             keys_by_worker[worker].append(key)
         texts: dict[str, str] = {}
         for worker, owned in keys_by_worker.items():
@@ -98,10 +103,13 @@ class StoreLookup(Lookup):
                 return {key: bytes(value).decode() for key, value in values.items()}
             except StateError as error:
                 reason = reason or error
+        detail = "it has no shard."
+        if reason is not None:
+            detail = reason.detail
         # Not an error of Sluice, which would end the run: the step repeats the read.
         raise ConnectionError(
             f"Worker {worker} of {self._store.pipeline} cannot be read at snapshot {snapshot.id}: "
-            f"{'it has no shard.' if reason is None else reason.detail}"
+            f"{detail}"
         )
 
     def _execute(self, address: str, query: Query[Any]) -> Any:

@@ -54,8 +54,20 @@ def _apply_transformation(frame: DataFrame, step: Transformation) -> DataFrame:
     """Add the columns of an author's DataFrame function."""
     # All columns of the row are packed into one column. Besides this column, the function's frame
     # has only the fields of the value.
-    inputs = [f"{sql} AS {backticked(name)}" for name, sql in step.inputs]
-    argument = frame.selectExpr(f"struct(*) AS {_ROW}", *inputs)
+    selected = [f"struct(*) AS {_ROW}"]
+    for name, sql in step.inputs:
+        selected.append(f"{sql} AS {backticked(name)}")
+    argument = frame.selectExpr(*selected)
+    result = _call(step, argument)
+    _require_same_rows(step, argument, result)
+    _require_columns(step, result)
+    kept = [f"{_ROW}.*"]
+    for name, column, _ in step.outputs:
+        kept.append(f"{backticked(name)} AS {column}")
+    return result.selectExpr(*kept)
+
+
+def _call(step: Transformation, argument: DataFrame) -> DataFrame:
     try:
         result = step.function.value(argument)
     except AnalysisException as error:
@@ -69,20 +81,32 @@ def _apply_transformation(frame: DataFrame, step: Transformation) -> DataFrame:
             f"The function at {step.at} returns {type(result).__name__}, not a DataFrame.",
             next_step="Return the DataFrame that it got, with further columns.",
         )
-    operations = _operations(result)
-    # The function must not drop, add or sort rows: each record is counted once, and later steps may
-    # depend on the order of rows.
-    added = Counter(operations) - Counter(_operations(argument))
-    if added:
-        first = next(name for name in operations if name in added)
-        raise EngineError(
-            f"The function at {step.at} must keep every row and the order of the rows, "
-            f"but it uses {first}.",
-            next_step="Filter and aggregate with the steps of the pipeline, before or after "
-            "transform.",
-        )
-    declared_columns = [name for name, _, _ in step.outputs]
-    missing = {_ROW, *declared_columns} - set(result.columns)
+    return result
+
+
+def _require_same_rows(step: Transformation, argument: DataFrame, result: DataFrame) -> None:
+    """Raise EngineError if the function drops, adds or sorts rows.
+
+    Each record is counted once, and later steps may depend on the order of rows.
+    """
+    before = Counter(_operations(argument))
+    for name in _operations(result):
+        before[name] -= 1
+        if before[name] < 0:
+            raise EngineError(
+                f"The function at {step.at} must keep every row and the order of the rows, "
+                f"but it uses {name}.",
+                next_step="Filter and aggregate with the steps of the pipeline, before or after "
+                "transform.",
+            )
+
+
+def _require_columns(step: Transformation, result: DataFrame) -> None:
+    """Raise EngineError if a column is missing, or has another type than the step declares."""
+    wanted = {_ROW}
+    for name, _, _ in step.outputs:
+        wanted.add(name)
+    missing = wanted.difference(result.columns)
     if missing:
         raise EngineError(
             f"The function at {step.at} returns a DataFrame without {', '.join(sorted(missing))}.",
@@ -96,8 +120,6 @@ def _apply_transformation(frame: DataFrame, step: Transformation) -> DataFrame:
                 f"returns= declares {ddl(declared)}.",
                 next_step="Cast the column, or declare its type.",
             )
-    outputs = [f"{backticked(name)} AS {column}" for name, column, _ in step.outputs]
-    return result.selectExpr(f"{_ROW}.*", *outputs)
 
 
 def _family(kind: spark.DataType) -> type[spark.DataType]:

@@ -296,9 +296,10 @@ class StageOutput:
         """
         assert self.operator is not None
         sequence, _, row_path = self.position
-        due = released.due if rank is None else rank
+        if rank is None:
+            rank = released.due
         path = row_order.release_path(
-            row_path, due, released.key, before=released.before_row, turn=released.turn
+            row_path, rank, released.key, before=released.before_row, turn=released.turn
         )
         if has_origin(sequence):
             return path
@@ -380,8 +381,10 @@ class StageOutput:
         rejected = Rejected(self.operator.number, detail, value, timer or None)
         if not timer and self.row is not None:
             window = self.row.window
-            skips = self.operator.plan.step.on_error == "skip"
-            self._pass_over(Outcome.SKIPPED if skips else Outcome.REJECTED)
+            outcome = Outcome.REJECTED
+            if self.operator.plan.step.on_error == "skip":
+                outcome = Outcome.SKIPPED
+            self._pass_over(outcome)
         self._append(
             REJECTED,
             key,
@@ -458,6 +461,21 @@ class StageOutput:
 
         `rows_of` are the same rows as `keyed`. Returns None if there are no results.
         """
+        self._note_dropped_and_late(operator, results, rows_of)
+        if not len(results.rows):
+            return None
+        chosen = np.arange(len(results.rows))
+        # The last result of a key is the last of its rows' results only if results have the keys of
+        # their rows.
+        if operator.number in self.only_stored and results.keys is None and results.windows is None:
+            chosen = np.flatnonzero(np.diff(keyed.key_numbers[results.rows], append=-1))
+        batch = rows(len(chosen), _result_columns(operator, results, rows_of, chosen))
+        self._batches.append(batch)
+        return batch
+
+    def _note_dropped_and_late(
+        self, operator: StageOperator, results: Results, rows_of: OperatorRows
+    ) -> None:
         for reason, dropped in results.dropped.items():
             self._count_rows(f"{reason}/{operator.plan.name}", rows_of.values_at("origin", dropped))
             if reason in PASSED_OVER:
@@ -465,42 +483,6 @@ class StageOutput:
         self._pass_over_rows(rows_of, results.late, Outcome.LATE)
         if operator.late_sink is not None and len(results.late):
             self._send_late_rows(operator.late_sink, rows_of, results.late)
-        if not len(results.rows):
-            return None
-        numbers = _numbers_within(results.rows)
-        chosen = np.arange(len(results.rows))
-        # The last result of a key is the last of its rows' results only if results have the keys of
-        # their rows.
-        if operator.number in self.only_stored and results.keys is None and results.windows is None:
-            chosen = np.flatnonzero(np.diff(keyed.key_numbers[results.rows], append=-1))
-        causes, taken = results.rows[chosen], pa.array(chosen)
-        if results.keys is None:
-            keys = rows_of.values_at("key", causes)
-        else:
-            keys = results.keys.take(taken)
-        columns: dict[str, pa.Array | int | bool | str] = {
-            "target": operator.number,
-            "emitted": True,
-            "old": False if results.old is None else pa.array(results.old[chosen]),
-            "output": DEFAULT_OUTPUT if results.outputs is None else results.outputs.take(taken),
-            "key": keys,
-            "value": results.values.take(taken),
-            "time": pa.array(results.times[chosen]),
-            "path": result_paths(
-                rows_of.values_at("path", causes), numbers[chosen], rekeyed=operator.rekeys_results
-            ),
-        }
-        for name in ("headers", "sequence", "origin"):
-            columns[name] = rows_of.values_at(name, causes)
-        if results.headers is not None:
-            columns["headers"] = results.headers.take(taken)
-        if results.windows is not None:
-            starts, ends = results.windows
-            columns["window_start"] = pa.array(starts[chosen])
-            columns["window_end"] = pa.array(ends[chosen])
-        batch = rows(len(chosen), columns | {"before": BEFORE_ALL, "after": BEFORE_ALL})
-        self._batches.append(batch)
-        return batch
 
     def _pass_over_rows(self, rows_of: OperatorRows, indices: Indices, outcome: Outcome) -> None:
         if len(indices):
@@ -584,6 +566,44 @@ _COLUMNS = (
     "target", "emitted", "old", "output", "key", "value", "headers", "time", "window_start",
     "window_end", *SORT_KEY, _NUMBER,
 )  # fmt: skip
+
+
+def _result_columns(
+    operator: StageOperator, results: Results, rows_of: OperatorRows, chosen: Indices
+) -> dict[str, pa.Array | int | bool | str]:
+    """Return the columns of the chosen results, with the positions of the rows that caused them."""
+    causes, taken = results.rows[chosen], pa.array(chosen)
+    numbers = _numbers_within(results.rows)[chosen]
+    columns: dict[str, pa.Array | int | bool | str] = {
+        "target": operator.number,
+        "emitted": True,
+        "old": False,
+        "output": DEFAULT_OUTPUT,
+        "value": results.values.take(taken),
+        "time": pa.array(results.times[chosen]),
+        "path": result_paths(
+            rows_of.values_at("path", causes), numbers, rekeyed=operator.rekeys_results
+        ),
+        "before": BEFORE_ALL,
+        "after": BEFORE_ALL,
+    }
+    if results.keys is None:
+        columns["key"] = rows_of.values_at("key", causes)
+    else:
+        columns["key"] = results.keys.take(taken)
+    for name in ("headers", "sequence", "origin"):
+        columns[name] = rows_of.values_at(name, causes)
+    if results.old is not None:
+        columns["old"] = pa.array(results.old[chosen])
+    if results.outputs is not None:
+        columns["output"] = results.outputs.take(taken)
+    if results.headers is not None:
+        columns["headers"] = results.headers.take(taken)
+    if results.windows is not None:
+        starts, ends = results.windows
+        columns["window_start"] = pa.array(starts[chosen])
+        columns["window_end"] = pa.array(ends[chosen])
+    return columns
 
 
 def _numbers_within(causes: Indices) -> Indices:

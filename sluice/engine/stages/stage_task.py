@@ -35,6 +35,7 @@ from sluice.engine.stages.timeline import Timeline
 from sluice.operators.base import LEFT, Row
 from sluice.plan import Edge
 from sluice.state.shard.operator_states import State
+from sluice.support.arrays import columns_named
 from sluice.support.memory import release_memory_after_rows
 
 
@@ -71,7 +72,9 @@ class Stage(TaskOfBatch):
         for batch in batches:
             if batch.num_rows:
                 yield from received.add(batch)
-        worker = task.worker if received.worker is None else received.worker
+        worker = received.worker
+        if worker is None:
+            worker = task.worker
         if received.worker is not None or self._has_due_results(before, worker):
             with no_garbage_collection():
                 yield from self._run(received, worker, start, before)
@@ -204,7 +207,7 @@ class StageRows:
 
     def _add_rows(self, target: int, rows: pa.RecordBatch) -> None:
         if rows.num_rows:
-            columns = {name: rows.column(name) for name in OPERATOR_COLUMNS}
+            columns = columns_named(rows, OPERATOR_COLUMNS)
             self.by_target.setdefault(target, []).append(columns)
 
 
@@ -223,10 +226,10 @@ def _shared_rows(rows: pa.RecordBatch, edge: Edge) -> pa.RecordBatch:
         "side": pa.scalar(edge.side, pa.int32()),
         "path": pa.scalar(edge.constant_path, pa.binary()),
     }
-    columns = dict(zip(rows.schema.names, rows.columns, strict=True))
+    columns = columns_named(rows, SCHEMA.names)
     for name, value in changed.items():
         columns[name] = pa.repeat(value, rows.num_rows)
-    return pa.RecordBatch.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
+    return pa.RecordBatch.from_pydict(columns, schema=SCHEMA)
 
 
 class StageRun:
@@ -307,10 +310,11 @@ class StageRun:
     @staticmethod
     def _load(runs: Sequence[OperatorRun], rows: OperatorRows) -> None:
         """Load the states of all keys."""
-        reads_tables = runs[0].operator.reads_tables
-        if reads_tables:
+        if runs[0].operator.reads_tables:
             runs[0].load_copied_rows(rows)
-        keys = rows.keys(LEFT if reads_tables else None)
+            keys = rows.keys(LEFT)
+        else:
+            keys = rows.keys()
         for run in runs:
             run.load(keys)
 

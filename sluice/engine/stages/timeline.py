@@ -163,7 +163,9 @@ class Timeline:
         # NumPy takes elements by their indices in a fraction of the time of a mask.
         indices = np.flatnonzero(of_number)
         times, sides, complete = self._times[indices], self._sides[indices], self._complete[indices]
-        before = {name: self._stored_time(suffix, number) for name, suffix in _SUFFIXES.items()}
+        before: dict[str, int] = {}
+        for name, suffix in _SUFFIXES.items():
+            before[name] = self._stored_time(suffix, number)
         # While a partition was idle, the closed time may have passed the partition's stream time.
         before["closed"] = max(before["closed"], self.closed_before)
         if not self._operator.is_stream_join:
@@ -221,15 +223,20 @@ class Timeline:
                 continue
             # Co-partitioned topics share the time, so it is stored once, under the first topic with
             # this partition.
-            topic = next(
-                topic for topic in operator.topics if self._before.partitions[topic] > number
-            )
+            topic = self._first_topic_with(number)
             for name in names:
                 clock: _Clock = getattr(clocks, name)
                 times[f"{operator.clock}{_SUFFIXES[name]}/{topic}/{number}"] = clock.last
             for side, clock in clocks.of_sides.items():
                 times[f"{operator.clock}.{side}/{topic}/{number}"] = clock.last
         return times
+
+    def _first_topic_with(self, number: int) -> str:
+        """Return the operator's first topic that has a partition with this number."""
+        for topic in self._operator.topics:
+            if self._before.partitions[topic] > number:
+                return topic
+        raise AssertionError(f"no topic has a partition {number}")
 
     @property
     def passed_by_all_sides(self) -> int:
@@ -315,10 +322,10 @@ class Timeline:
         places = closings[np.searchsorted(closed, np.asarray(encoded.dictionary))]
         # Many results are due at the same time.
         rows = self._table.select([*SORT_KEY, "headers"]).take(pa.array(places)).combine_chunks()
-        return {
-            name: rows.column(name).combine_chunks().take(encoded.indices)
-            for name in rows.column_names
-        }
+        columns: dict[str, pa.Array] = {}
+        for name in rows.column_names:
+            columns[name] = rows.column(name).combine_chunks().take(encoded.indices)
+        return columns
 
     def position(self, advance: int) -> Position:
         """Return the position of an advance."""
@@ -330,7 +337,10 @@ class Timeline:
         """The headers of the records whose rows advance stream time, by their positions."""
         headers = self._table.column("headers")
         with_headers = np.flatnonzero(boolean_mask(headers.is_valid()))
-        return {self.position(index): headers[index].as_py() for index in with_headers.tolist()}
+        by_position: dict[Position, str] = {}
+        for index in with_headers.tolist():
+            by_position[self.position(index)] = headers[index].as_py()
+        return by_position
 
     def stream_times(self, rows: pa.Table) -> dict[str, Times]:
         """Stream times before and after each of the operator's rows.
@@ -354,9 +364,10 @@ class Timeline:
                 clocks.counts[counts_after[of_number]],
             )
             columns["before"][of_number] = clocks.closed.after[before]
-            columns["after"][of_number] = (
-                clocks.all_rows if is_stream_join else clocks.closed
-            ).after[after]
+            if is_stream_join:
+                columns["after"][of_number] = clocks.all_rows.after[after]
+            else:
+                columns["after"][of_number] = clocks.closed.after[after]
             if is_stream_join or self._operator.joins_versions:
                 columns["left"][of_number] = clocks.left.after[after]
                 columns["right"][of_number] = clocks.right.after[after]

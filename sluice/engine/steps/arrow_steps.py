@@ -99,9 +99,7 @@ class ArrowSteps:
         assert self.schema is not None
         for batch in batches:
             if batch.num_rows:
-                columns = self.columns(batch)
-                arrays = [columns[name] for name in self.schema.names]
-                yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+                yield pa.RecordBatch.from_pydict(self.columns(batch), schema=self.schema)
 
     def columns(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
         """Return all columns by name, including the batch's."""
@@ -191,7 +189,9 @@ def _fallible_columns(
         columns_read |= expression.columns
     for cause, _ in fallible.causes:
         columns_read |= cause.columns
-    passed_columns = {name: columns[name].take(rows) for name in columns_read}
+    passed_columns: dict[str, pa.Array] = {}
+    for name in columns_read:
+        passed_columns[name] = columns[name].take(rows)
     failed = np.zeros(len(rows), bool)
     values: list[pa.Array] = []
     for column in fallible.columns:
@@ -229,7 +229,9 @@ def _errors(
     NaN, for example, cannot be written.
     """
     errors = np.full(len(failed), None, object)
-    unusable = [(_is_not_finite(results), NOT_FINITE) for results in values]
+    unusable: list[tuple[Mask | None, str]] = []
+    for results in values:
+        unusable.append((_is_not_finite(results), NOT_FINITE))
     if keys is not None:
         unusable.append((too_long(keys), KEY_TOO_LONG))
     # The errors are set in reverse order, so that a row's first error overwrites its later errors.
@@ -249,7 +251,9 @@ def _causes(
     """Return each failed row's error: that of the first part of the expression that fails."""
     texts = np.full(len(rows), NO_RESULT, object)
     indices = pa.array(rows)
-    failed_columns = {name: values.take(indices) for name, values in columns.items()}
+    failed_columns: dict[str, pa.Array] = {}
+    for name, values in columns.items():
+        failed_columns[name] = values.take(indices)
     for cause, text in reversed(fallible.causes):
         failed = evaluate(cause, failed_columns, len(rows)).failed
         if failed is not None:
@@ -266,7 +270,7 @@ def _is_not_finite(values: pa.Array) -> Mask | None:
     if pa.types.is_floating(kind):
         return mask_of(pc.invert(pc.is_finite(values)), len(values))
     if pa.types.is_struct(kind):
-        return any_of(*[_is_not_finite(field) for field in values.flatten()])
+        return any_of(*map(_is_not_finite, values.flatten()))
     if pa.types.is_map(kind):
         pair = pa.struct([("key", kind.key_type), ("value", kind.item_type)])
         pairs = values.cast(pa.list_(pair))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from pyspark import SparkContext
@@ -18,7 +19,7 @@ from sluice.engine.steps.sql_errors import Unresolved, select
 from sluice.plan import Column as Plain
 from sluice.plan import FallibleExpression
 from sluice.values.record_metadata import MOST_KEY_BYTES
-from sluice.values.sql_text import quoted
+from sluice.values.sql_text import named_struct, quoted
 
 _SHARING = "spark.sql.subexpressionElimination.enabled"
 
@@ -55,13 +56,13 @@ def with_columns(
     if any(column.position for column in plain):
         frame, plain = select(frame, plain, "*"), ()
     with_structs = _with_structs(frame, plain, fallibles)
-    parts = [_fallible_parts(fallible) for fallible in fallibles]
+    parts = [*map(_fallible_parts, fallibles)]
     try:
         return _with_errors(with_structs, fallibles, parts)
     except PySparkException:
         # In rare cases, sqlglot has written a part in a way that Spark cannot resolve. A failure of
         # this part gets no text of its own.
-        resolved = [_resolved_parts(with_structs, expression_parts) for expression_parts in parts]
+        resolved = [*map(partial(_resolved_parts, with_structs), parts)]
     try:
         return _with_errors(with_structs, fallibles, resolved)
     except PySparkException:
@@ -118,8 +119,10 @@ def _with_errors(
 
 
 def _struct_sql(fallible: FallibleExpression) -> str:
-    fields = ", ".join(f"'c{number}', {sql}" for number, sql in enumerate(fallible.columns))
-    return f"IF({fallible.passed}, named_struct({fields}), NULL)"
+    fields: dict[str, str] = {}
+    for number, sql in enumerate(fallible.columns):
+        fields[f"c{number}"] = sql
+    return f"IF({fallible.passed}, {named_struct(fields)}, NULL)"
 
 
 def _key_column(fallible: FallibleExpression, schema: spark.StructType) -> Column:

@@ -66,7 +66,9 @@ class _Calls:
 
     @cached_property
     def _decode(self) -> Callable[[str], Any]:
-        return value_decoder(self.planned.takes.value if self.planned.takes else Any)
+        if self.planned.takes is None:
+            return value_decoder(Any)
+        return value_decoder(self.planned.takes.value)
 
     def _json(self, value: Any) -> str | None:
         """Return the value as JSON.
@@ -79,7 +81,9 @@ class _Calls:
 
     @cached_property
     def _declared(self) -> Declared:
-        return Declared(Any if self.planned.returns is None else self.planned.returns.value)
+        if self.planned.returns is None:
+            return Declared(Any)
+        return Declared(self.planned.returns.value)
 
 
 @dataclass(frozen=True)
@@ -134,10 +138,12 @@ class PythonCall(_Calls):
             case "record":
                 return self._pair(function(key, value))
             case "records":
-                return {"items": [self._pair(pair) for pair in function(key, value)]}
+                return {"items": [*map(self._pair, function(key, value))]}
             case "values":
-                elements = function(key, value)
-                return {"items": [{"value": self._json(element)} for element in elements]}
+                items: list[dict[str, Any]] = []
+                for element in function(key, value):
+                    items.append({"value": self._json(element)})
+                return {"items": items}
             case _:
                 return {"value": self._json(function(key, value))}
 
@@ -198,12 +204,12 @@ class BatchCall(_Calls):
         if isinstance(results, pa.Array | pa.ChunkedArray | pa.RecordBatch | pa.Table):
             results = results.to_pylist()
         listed = listed_results(self.step, results, len(texts), RecordFailed)
-        return [self._outcome(result) for result in listed]
+        return [*map(self._outcome, listed)]
 
     def _arguments(self, texts: list[str]) -> Any:
         """Return the values as the function takes them."""
         if self.batch.table is None:
-            return [self._decode(text) for text in texts]
+            return [*map(self._decode, texts)]
         column = array_of_json(pa.array(texts), arrow_type(self.batch.table))
         if pa.types.is_struct(column.type):
             return pa.RecordBatch.from_struct_array(column)

@@ -14,6 +14,7 @@ from sluice.state.ledger.leases import LeaseRow, require_epoch
 from sluice.state.ledger.ledger_part import LedgerPart
 from sluice.state.ledger.ledger_tables import SOURCES, of_ref
 from sluice.state.model import GenerationRef
+from sluice.values.record_places import Partition
 
 
 class SourcePartition(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +32,11 @@ class SourcePartition(msgspec.Struct, frozen=True, kw_only=True):
     """The fingerprint of the record at offset `last`."""
     leader_epoch: int = -1
     """Kafka's leader epoch of the record at offset `last`; -1 if it is unknown."""
+
+    @property
+    def place(self) -> Partition:
+        """The topic and the number of the partition."""
+        return self.topic, self.partition
 
     def after(self, read: SourceAudit) -> SourcePartition:
         """Return the partition after a batch that has read records of it."""
