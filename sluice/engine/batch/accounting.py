@@ -94,7 +94,7 @@ class PartitionResults:
         lengths = np.diff(first, append=len(offsets))
         numbers = np.arange(len(offsets)) - np.repeat(first, lengths)
         last_offset, count = self.placed.get(sink.topic, (-1, 0))
-        # If the previous batch ended with rows of the same record, go on from their numbers.
+        # If the previous batch ended with rows of the same record, continue their numbering.
         if offsets[0] == last_offset:
             numbers[: lengths[0]] += count
         self.placed[sink.topic] = int(offsets[-1]), int(numbers[-1]) + 1
@@ -141,11 +141,11 @@ class StreamTimeReader:
         return cls(counts, job.pipeline.idle_timeout_ms, goes_on_when_idle)
 
     def before(self, start: BatchStart) -> StreamTimes:
-        """Return the times for a stage."""
+        """Return the stream times from which a stage continues."""
         return self._at(start, start.times)
 
     def before_reading(self, start: BatchStart) -> StreamTimes:
-        """Return the times for a task that reads records."""
+        """Return the stream times from which a task that reads records continues."""
         return self._at(start, start.read_times)
 
     def _at(self, start: BatchStart, times: Mapping[str, int]) -> StreamTimes:
@@ -178,7 +178,7 @@ class RecordSinks:
     topics: Mapping[int, str]
     passes: tuple[tuple[str, str | None], ...]
     """For each side of an operator after the stateless steps: the Boolean column that is true if a
-    record goes there, and the column that must then have a value, too."""
+    record goes to this side, and a column (or None) that must then not be null."""
     failing: tuple[Failure, ...]
     dead_letters: str
 
@@ -309,7 +309,7 @@ class RecordSinks:
                 continue
             for row in rows.tolist():
                 record = row if offsets is None else int(offsets[row])
-                # The record may have become a dead letter already, with its rows in the previous
+                # The record may already have become a dead letter, because of a row in the previous
                 # batch.
                 if record != results.last_dead_letter and record not in dead_letters:
                     dead_letters[record] = RejectedRecord(
@@ -327,7 +327,7 @@ class RecordSinks:
         """Add one partition's output records, counts and stream times to the side outputs."""
         topic, number = partition
         name = part_name("part", topic, number)
-        # The last record was kept back, because more of its rows could have followed.
+        # The last record has not been counted yet, because more of its rows could have followed.
         results.count_last_record()
         for output, tables in results.outputs.items():
             self.side_outputs.add_records(output, name, concatenate_records(tables))
@@ -412,5 +412,5 @@ def sources_of(batch: pa.RecordBatch) -> Iterator[tuple[int, int, Mask | None]]:
 
 
 def boolean_mask(booleans: pa.Array) -> Mask:
-    """Return the rows for which a Boolean column is true, neither false nor null."""
+    """Return a mask of the rows for which a Boolean column is true. Null counts as false."""
     return mask_of(booleans, len(booleans))

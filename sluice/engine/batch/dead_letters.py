@@ -279,7 +279,7 @@ def shorten_dead_letters(dead_letters: pa.Table, limit: int) -> pa.Table:
 def escape_headers(headers: Iterable[Header]) -> list[dict[str, str | bytes | None]]:
     """Return a record's own headers for a dead letter.
 
-    A header that has the name of a header of Sluice gets a prefix.
+    A header with the name of one of Sluice's headers gets a prefix.
     """
     return [{"key": escaped(str(header["key"])), "value": header["value"]} for header in headers]
 
@@ -293,7 +293,7 @@ _Columns: TypeAlias = tuple[Sequence[str], Sequence[bytes | None]]
 def _headers_of_error(reason: str, detail: str, step: str, at: str) -> tuple[_Columns, _Columns]:
     """Return the headers that describe an error: Sluice's, and those of Kafka Streams.
 
-    Many records have the same error.
+    Cached, because many records have the same error.
     """
     of_sluice = [header(FIRST, reason), header("sluice.detail", detail)]
     if step:

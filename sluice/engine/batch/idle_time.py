@@ -104,7 +104,7 @@ class IdleTime:
         return False
 
     def _before(self, operator: PlannedOperator) -> set[int]:
-        """Return the numbers of all operators whose results may reach an operator."""
+        """Return the numbers of all operators whose results can reach this operator."""
         by_number = {planned.number: planned for planned in self.job.operators}
         before: set[int] = set()
         waiting = [operator.number]
@@ -120,7 +120,7 @@ class IdleTime:
         return before
 
     def _reached_at(self, operator: PlannedOperator) -> int:
-        """Return the clock's time at which stream time reaches the operator's earliest result."""
+        """Return the clock time at which the operator's earliest result becomes due."""
         ahead = self._due_of_operators[operator.name] - self._latest(operator)
         return self._goes_on_at(operator) + max(ahead, 0)
 
@@ -128,7 +128,7 @@ class IdleTime:
         return self._latest(operator) + now - self._goes_on_at(operator)
 
     def _goes_on_at(self, operator: PlannedOperator) -> int:
-        """Return the clock's time at which the topics have been silent for long enough."""
+        """Return the clock time from which stream time advances without records."""
         silence_ms = self.job.pipeline.advance_when_idle_ms
         assert silence_ms is not None
         return self._largest(SEEN, operator) + silence_ms

@@ -66,7 +66,7 @@ def kafka_errors(action: str, kafka: Mapping[str, str]) -> Iterator[None]:
             next_step=next_step_for(reason),
         ) from error
     except TimeoutError as error:
-        # A future of the admin client has raised it.
+        # The admin client's futures raise TimeoutError if the brokers do not answer.
         if (tokenless := without_token(kafka)) is not None:
             raise tokenless from error
         raise EngineError(

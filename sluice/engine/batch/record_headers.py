@@ -41,7 +41,7 @@ def headers_of_records(batch: pa.RecordBatch) -> Texts | None:
 def header(key: str, value: str) -> dict[str, str | bytes]:
     """Return a header whose value is text.
 
-    Surrogates, which the text of an author's error may contain, are replaced.
+    Replaces surrogates, which an error from an author's code may contain.
     """
     return {"key": key, "value": value.encode(errors="replace")}
 

@@ -45,12 +45,12 @@ class RowBatchWriter:
     to_all: bool = False
     """Whether every row goes to every worker."""
     copied: frozenset[tuple[int, int]] = frozenset()
-    """Targets and sides. Every worker gets a copy of the rows for them."""
+    """Targets and sides whose rows are copied for every worker."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for gathered_slices in gathered(_slices(batches), _MOST_ROWS, _MOST_BYTES):
             yield self._row_batches(gathered_slices)
-        # The rows are all made now, so the task's side outputs are complete.
+        # All rows have been made, so the task's side outputs are complete.
         yield from packed_side_outputs(self.side_outputs, self.workers)
 
     def _row_batches(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:

@@ -25,8 +25,8 @@ import pyarrow.compute as pc
 _MOST_ROWS, _MOST_BYTES = 50_000, 1 << 22
 """A large side output is divided into pages. A page has at most this many rows and about this many
 bytes, so that no page is too large for Spark."""
-# A side output has few rows. To hand them to other threads takes eight times as long as to
-# compress or to read them in this thread.
+# A side output has few rows. Handing it to other threads takes eight times as long as compressing
+# or reading it in this thread.
 _WRITE_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 _READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
 
@@ -81,7 +81,7 @@ class DataSize(NamedTuple):
 
     plain: float
     compressed: float
-    """The size of many of them compressed together, as tasks send them to the driver."""
+    """The size after compression. Tasks compress many records or rows together."""
 
 
 NOTHING = DataSize(0, 0)
@@ -147,7 +147,7 @@ class SideOutputs:
             self._add(Label(f"{_UNDECIDED}{part}", page=page), pack_table(rows))
 
     def take(self) -> list[SideOutput]:
-        """Take out all side outputs: first those that earlier chains left in a file, then these.
+        """Take out all side outputs, first those that earlier chains left in a file.
 
         The earlier chains are chains of the same Spark task.
         """

@@ -71,7 +71,7 @@ class Storage:
         return GenerationRef(self.job.pipeline.name, self.generation)
 
     def placed(self, placements: Placements) -> Storage:
-        """Return the same storage, with the servers' addresses of the shards that they serve."""
+        """Return the same storage, with servers' addresses for the shards that servers serve."""
         return replace(self, locations=placements.written_at(self.ref, self.locations))
 
     def shard(self, worker: int) -> AbstractContextManager[Shard]:

@@ -2,8 +2,8 @@
 
 An operator's window closes when the stream times of all partitions of the operator's topics have
 reached the window's end. A partition without records can still get records of any event time, so
-windows wait for it, unless the pipeline has an idle timeout. `idle_time` says how stream time goes
-on without records.
+windows wait for it, unless the pipeline has an idle timeout. `idle_time` says how stream time
+advances without records.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ CLOSED = ":closed"
 """Name, among the stream times, of the time up to which all windows are closed."""
 
 SEEN = ":seen"
-"""Name, among the stream times, of the time at which a partition last had a record, by the batches'
-clock.
+"""Name, among the stream times, of the time (by the batches' clock) at which a partition last had a
+record.
 
 No store or step can have this name, because authors' names contain no colon.
 """
@@ -38,18 +38,16 @@ WALL = ":wall"
 operator is due."""
 
 DUE = ":due"
-"""The name of the stream time at which the earliest result that an operator holds back on a worker
-is due."""
+"""Among the stream times, the name of the time at which an operator must send the earliest result
+that it holds back on a worker."""
 
 IDLE = ":idle"
 """Among the stream times, the name of the time of the last batch in which stream time advanced
 without records."""
 
 OWN_TIMES = (ANNOUNCED, ANNOUNCED_FROM, CLOSED, DUE, IDLE, ORDER, SEEN, WALL)
-"""The names of times that are kept among the stream times, but are not an operator's.
-
-Snapshots do not show these times.
-"""
+"""Names that are kept among the stream times but are no stream times of operators. Snapshots do not
+show them."""
 
 OF_WORKERS = (DUE, WALL)
 """The names of the times that are kept for each worker."""
@@ -138,7 +136,7 @@ class StreamTimes:
 def split_times(
     times: Mapping[str, int], clocks: Collection[str]
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the times for the tasks that read records, and the other times, for stages only.
+    """Divide the times into those for tasks that read records, and those for stages only.
 
     `clocks` are the names under which tasks that read keep stream times.
     """

@@ -63,8 +63,8 @@ class PartialAggregates:
 
     values: tuple[tuple[tuple[str, PartialAggregate], ...], ...]
     scalar: tuple[bool, ...]
-    """For each store, whether its values are those of its only field, without an object around
-    them."""
+    """For each store, whether its values are bare: the value of the only field, without an
+    object."""
 
     @classmethod
     def of(cls, store_columns: Sequence[StoreColumn], types: Mapping[str, str]) -> Self:
@@ -95,7 +95,7 @@ class PartialAggregates:
         return list(parts)
 
     def combine(self, records: pa.Table, before: pa.Table | None = None) -> pa.Table:
-        """Aggregate windowed records, and the result for the records before them, if any.
+        """Aggregate windowed records, together with the earlier result `before`.
 
         The result has one row for each key and window start.
         """

@@ -103,8 +103,8 @@ class Windowing:
         A record occurs once for each window that counts it. Counts, stream times and late records
         are added to `results`, and the outcome of each record is marked in `outcome`.
         """
-        # The time `closed` is kept from batch to batch. If each batch computed it anew, it would go
-        # back when an idle partition gets records again.
+        # Keep `closed` from batch to batch. If each batch computed it anew, it would decrease when
+        # an idle partition gets records again.
         if self.closed > BEFORE_ALL:
             results.times[CLOSED] = self.closed
         for group in self.groups:
@@ -144,8 +144,8 @@ class Windowing:
         if len(rows):
             results.times[name] = windowed.stream_time
         outcome.applied[rows[windowed.rows]] = True
-        # This marks all records with a key. `applied` takes precedence, so only a record that no
-        # window or store has counted is late.
+        # Mark all records with a key as late. `applied` takes precedence, so a record counts as
+        # late only if no window or store has counted it.
         outcome.late[rows] = True
         _count(results, "late", group, windowed.late)
         # Only records that are late for all of their windows go to the topic of late records.

@@ -1,7 +1,7 @@
 """The steps between a store and an output, which the driver computes for a batch's changes.
 
-The steps are laid out once, as layers of columns. If a step needs Spark, Spark computes the layers.
-Otherwise, Arrow computes them in the driver's process.
+The steps are translated once, into layers of columns. If a step needs Spark, Spark computes the
+layers. Otherwise, Arrow computes them in the driver's process.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ partition. This is the rule by which the next batch decides which records are la
 among the stream times of the batch, which the ledger stores in the transaction that publishes the
 snapshot. A batch that is repeated, and a rebuild, compute the same times again.
 
-`orchestration/window_events.py` makes events of them.
+`orchestration/window_events.py` turns them into events.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def _closed(job: Job, store: str, times: StreamTimes) -> int:
             return times.times.get(f"{CLOSED}/{operator.clock}", BEFORE_ALL)
     for group in job.groups:
         if any(column.store == store for column in group.store_columns):
-            # Records of a partition are late by the partition's own time, and by the time that all
-            # groups have reached. Only the latter counts for a partition that was idle.
+            # A record is late if its window is closed by its partition's own time, or by the time
+            # that all groups have reached. Only the latter counts for a partition that was idle.
             own = replace(times, idle_timeout_ms=None).closed(group.name, group.topics)
             return max(own, closed(job.groups, times))
     # A rebuild of changed stores computes only a part of the pipeline.

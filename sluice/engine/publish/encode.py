@@ -144,7 +144,7 @@ def _may_contain_json_text(values: pa.StringArray) -> bool:
 def latest_changes(sink: Sink, changes: pa.Table) -> pa.Table:
     """Return the last change of each key and window; all changes if the sink writes every change.
 
-    All rows without a key are kept: they have no key by which a later row could replace them.
+    Keeps all rows without a key, because no later row replaces them.
     """
     if sink.emit == "every":
         return changes
@@ -231,7 +231,7 @@ def _encode_texts(
     errors: dict[int, str],
     sink: Sink,
 ) -> pa.Array:
-    """Encode JSON, many texts at once if they surely fit the schema, as `_encode_column`."""
+    """Like `_encode_column`, for JSON. Encodes many texts at once if they surely fit the schema."""
     rows = np.flatnonzero(texts.is_valid())
     present = one_array(texts.drop_null()) if rows.size else pa.array([], pa.string())
 

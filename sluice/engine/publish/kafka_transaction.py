@@ -77,7 +77,7 @@ _FAST: dict[str, str | bool] = {
     **ANY_SIZE,
 }
 _SLOW_S = 3.0
-"""After each further wait of this length, a writer asks whether it waits in vain."""
+"""After each further wait of this length, a writer checks whether it waits in vain."""
 _BATCH_BYTES = 1_000_000
 _DEAD_LETTER_HEADERS = 1 << 20
 """Bytes by which a dead letter may exceed the rejected record."""
@@ -111,7 +111,7 @@ class TransactionalOutput:
         )
         self._marker: Marker | None = None
         self.topic = MarkerTopic()
-        """The topic of markers at the time when the writer began."""
+        """The topic of markers when the writer started."""
         self._registration: bytes | None = None
         """The generation's registration, if the topic of markers does not have it yet."""
         self.topic_ids: Mapping[str, str] = {}
@@ -121,7 +121,7 @@ class TransactionalOutput:
 
     @property
     def markers(self) -> Mapping[int, Marker]:
-        """Generation → its newest marker at the time when the writer began."""
+        """Generation → its newest marker when the writer started."""
         return self.topic.markers
 
     @property
@@ -172,8 +172,8 @@ class TransactionalOutput:
 
     def __enter__(self) -> Self:
         with kafka_errors("Starting the output's transactions", self._kafka):
-            # This call connects the client. A client without a connection would wait 0.5 s before
-            # it asks for the transactions' coordinator.
+            # This call connects the client. Without a connection, the client would wait 0.5 s
+            # before it looks up the transaction coordinator.
             self._producer.list_topics(self._writer.markers, TIMEOUT_S)
             # Fences older producers with this transactional id, and aborts their open transaction.
             with self._denial_named():
@@ -204,7 +204,7 @@ class TransactionalOutput:
     ) -> dict[str, int]:
         """Write the batch's records atomically.
 
-        There is a table per topic, of `key`, `value` and optionally `headers`.
+        Each topic has a table with the columns `key`, `value` and optionally `headers`.
 
         `state` is what the ledger will publish with the batch. Return the number of records per
         topic. A retried batch does not write its records again, except to topics that were added to
@@ -287,8 +287,7 @@ class TransactionalOutput:
 
     def _queue_marker(self, key: str, marker: Marker) -> None:
         topic = self._writer.markers
-        # Like any record, the marker may have to wait: the records before it may still fill the
-        # client's queue.
+        # Like any record, the marker may have to wait until the client's queue has room again.
         if self._registration is not None:
             _queue(
                 self._producer,
@@ -300,9 +299,10 @@ class TransactionalOutput:
         _queue(self._producer, self._require_writable, topic, msgspec.json.encode(marker), key)
 
     def _commit(self) -> None:
-        """Commit the transaction. If that takes long, ask whether the topics can be written at all.
+        """Commit the transaction.
 
-        Without the question, the client would try for minutes to write to a topic that was deleted.
+        If this takes long, check whether the topics can be written at all. Without this check, the
+        client would try for minutes to write to a deleted topic.
         """
         until = time.monotonic() + COMMIT_TIMEOUT_S
         while True:
@@ -310,7 +310,7 @@ class TransactionalOutput:
                 self._producer.commit_transaction(_SLOW_S)
                 return
             except KafkaException as error:
-                # After this error, the client goes on where it was when it is called again.
+                # After a timeout, calling the client again continues the same commit.
                 if error.args[0].code() != KafkaError._TIMED_OUT or time.monotonic() > until:
                     raise
             self._require_writable()
@@ -345,7 +345,7 @@ class TransactionalOutput:
 
     @contextlib.contextmanager
     def _rejections_raised(self) -> Iterator[None]:
-        """Raise the broker's error if the client takes no more records because of it."""
+        """Raise the broker's error if it keeps the client from taking more records."""
         try:
             yield
         except KafkaException as error:
@@ -377,7 +377,8 @@ class TransactionalOutput:
         return True
 
     def _add_offsets(self, state: PublishedState, ends: Positions) -> None:
-        # If the group is in trouble, the transaction is begun anew, so it must still be empty.
+        # If committing the group's offsets fails, the transaction is begun anew. It must still be
+        # empty then.
         if self._group is not None:
             self._group.add_to_transaction(self._producer, state.sources, ends)
 
@@ -393,7 +394,7 @@ def lost_markers(detail: str, pipeline: str) -> OutputError:
 
 
 def fence(kafka: Mapping[str, str], writer: Writer) -> TransactionalOutput:
-    """Keep drivers of the pipeline that lost their lease from writing any more output.
+    """Fence the pipeline's drivers that lost their lease, so that they write no more output.
 
     Return the closed output, with its markers. Raise EngineError if the broker cannot be reached.
     """
@@ -418,9 +419,9 @@ def checksum(table: pa.Table) -> int:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Some records for a topic.
+    """Some records for a topic, converted to lists once.
 
-    They are listed once, because every output record of the driver goes through here.
+    Every output record of the driver goes through here.
     """
 
     records: pa.RecordBatch
@@ -524,8 +525,8 @@ def _produce(
                 produce(*arguments)
             except BufferError:
                 _queue(producer, when_slow, *arguments)
-        # The client keeps delivered records until the program polls, even if the program wants no
-        # reports of them.
+        # The client keeps delivered records in memory until it is polled, even without delivery
+        # callbacks.
         producer.poll(0)
     return total
 

@@ -1,9 +1,9 @@
 """The topic of a pipeline's markers: the last batch that each generation has written.
 
-The markers say which output is in Kafka, whatever happens to the ledger. A marker also has what the
-ledger publishes with the batch, and the topic has the registration of each generation, so that a
-lost ledger can be made again from the markers and the shards (`sluice recover`). The topic is
-compacted, so it has the newest record of each key.
+The markers say which output is in Kafka, whatever happens to the ledger. A marker also has the
+state that the ledger publishes with the batch, and the topic has the registration of each
+generation. From the markers and the shards, `sluice recover` can make a lost ledger again. The
+topic is compacted, so it has the newest record of each key.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Writer:
 
     @property
     def name(self) -> str:
-        """Return the key of the generation's markers."""
+        """Return the key of the generation's markers in the topic."""
         return f"{self.transactional_id}.{self.ref.generation}"
 
     @property
@@ -69,7 +69,7 @@ class Writer:
 
 
 class PublishedState(msgspec.Struct, frozen=True):
-    """What the ledger publishes with a batch, apart from the batch itself."""
+    """The state that the ledger publishes with a batch, apart from the batch itself."""
 
     times: dict[str, int]
     """The stream times from which the next batch continues."""
@@ -145,7 +145,7 @@ class MarkerTopic:
     """Generation → its newest committed registration, as JSON."""
 
     def registration(self, generation: int) -> GenerationInfo | None:
-        """Return a generation as it was registered last; None if the topic does not have it."""
+        """Return a generation's newest registration; None if the topic has none."""
         encoded = self.registrations.get(generation)
         if encoded is None:
             return None
@@ -203,7 +203,7 @@ def read_marker_topic(kafka: Mapping[str, str], writer: Writer) -> MarkerTopic:
 
 
 def newest_until(markers: Mapping[int, Marker], generation: int) -> Marker | None:
-    """Return the newest marker of a generation, or of the last one before it that has any."""
+    """Return the newest marker of the generation, or of the last one before it with a marker."""
     written = [number for number in markers if number <= generation]
     return markers[max(written)] if written else None
 

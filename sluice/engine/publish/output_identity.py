@@ -1,8 +1,8 @@
-"""Checks that the topics that a pipeline writes are still the topics that it has written to.
+"""Checks that a pipeline's output topics have not been deleted and created again.
 
 A topic that is deleted and created again has lost the records that the pipeline had written, and
 perhaps its settings. Therefore the marker of each batch has the ids of the topics that the batch
-was written to. A run compares these ids with those of the topics now: before it creates a missing
+was written to. A run compares these ids with the topics' present ids: before it creates a missing
 topic, before each batch's output, and at its end.
 """
 
@@ -47,7 +47,7 @@ class OutputIdentity:
             self._require_as_written(newest_until(markers, self.writer.ref.generation), ids)
 
     def begin(self, marker: Marker | None, ids: Mapping[str, str]) -> None:
-        """Expect the topics as they are now.
+        """Expect from now on that the topics keep these ids.
 
         Raise OutputError if the newest batch was written to other topics. `marker` is the marker
         of this batch; None if nothing has been written yet.

@@ -153,7 +153,10 @@ class OutputWriter:
 
     @cached_property
     def _encoders(self) -> dict[tuple[str, bool], RegisteredEncoder]:
-        """Topic, and whether it is that of keys → encoder. A run writes a topic with one schema."""
+        """Topic, and whether keys are encoded → encoder.
+
+        A run writes a topic with one schema.
+        """
         return {}
 
     def _encoder(self, values: RegistryFormat, topic: str) -> RegisteredEncoder:
@@ -196,7 +199,7 @@ class OutputWriter:
         return records
 
     def _dead_letter_records(self, dead_letters: Iterable[pa.Table]) -> Records:
-        """Make records of the dead letters for the pipeline's topic, within its limit of size."""
+        """Make the pipeline's topic records from dead letters, within the topic's size limit."""
         topic = self.job.pipeline.dead_letters
         limit = self.destinations.limits_of(topic).size
         records: Records = []
