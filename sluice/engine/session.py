@@ -45,9 +45,9 @@ DEFAULTS = {
     "spark.ui.retainedJobs": "100",
     "spark.ui.retainedStages": "100",
     "spark.ui.retainedTasks": "1000",
-    # The files of a query's shuffles are deleted when the JVM has collected the query as
-    # garbage. Spark asks for a full collection, by default only every 30 minutes, and a run
-    # that lingers may cause no earlier collection.
+    # The files of a query's shuffles are deleted when the JVM has collected the query as garbage.
+    # By default, Spark asks for a full collection only every 30 minutes, and a lingering run may
+    # cause none before.
     "spark.cleaner.periodicGC.interval": "5min",
     # By default, each query starts more threads in these pools, up to 1,024. A
     # thread ends after an idle minute.
@@ -76,8 +76,8 @@ thousands of rows."""
 _CLASSES = ("PythonSQLUtils", "PythonUtils", "SimplePythonFunction", "functions")
 
 FEW_RECORDS = 50_000
-"""If a query reads fewer records than this, compiling its expressions takes longer than it
-saves."""
+"""A query that reads fewer records than this does not compile its expressions, because compiling
+would take longer than it saves."""
 
 
 Starting: TypeAlias = "SparkSession | Future[SparkSession]"
@@ -90,7 +90,10 @@ def wait_for_session(spark: Starting) -> SparkSession:
 
 
 def let_jvm_end(spark: SparkContext) -> None:
-    """Keep PySpark and py4j from printing tracebacks when the JVM ends: `jvm_errors` reports it."""
+    """Keep PySpark and py4j from printing tracebacks when the JVM ends.
+
+    `jvm_errors` reports the end of the JVM.
+    """
     server: Any = spark._accumulatorServer
 
     class Updates(server.RequestHandlerClass):  # type: ignore[misc]
@@ -107,11 +110,10 @@ def let_jvm_end(spark: SparkContext) -> None:
 
 
 def stop(spark: SparkSession) -> None:
-    """Stop the session of a process that ends.
+    """Stop Spark's session in a process that is shutting down.
 
-    PySpark's server of accumulators ends with the process.
-
-    PySpark would wait for its server, which looks only once a second whether it must end.
+    Does not wait for PySpark's accumulator server, which ends with the process: this server checks
+    only once a second whether it must stop.
     """
     context: Any = spark.sparkContext
     context._accumulatorServer = None
@@ -123,7 +125,7 @@ def _is_no_lost_connection(record: logging.LogRecord) -> bool:
 
 
 _OF_OLDER_JAVA = "getSubject is not supported"
-"""What Java 24 and newer say to the Hadoop of Spark 4.0."""
+"""The error of Hadoop in Spark 4.0 on Java 24 and newer."""
 
 
 @contextmanager
@@ -166,8 +168,8 @@ def session(settings: Settings, name: str) -> SparkSession:
 
     Raises PreflightError without Java, and SettingsError if Spark refuses its settings.
     """
-    # In a process that spark-submit has not started, PySpark starts Java. PySpark's error says
-    # little if Java is missing, so `find_java` looks for Java first.
+    # In a process that spark-submit has not started, PySpark starts Java. If Java is missing,
+    # PySpark's error is hard to understand, so `find_java` looks for Java first.
     if SparkContext._gateway is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
         find_java()
     prepare_pyspark()
@@ -207,9 +209,9 @@ def configuration(settings: Settings) -> dict[str, Any]:
 def _use_no_pandas() -> None:
     """Keep PySpark from importing pandas, its tests and their libraries, which takes 0.25 s.
 
-    PySpark asks for pandas even if a function takes Arrow batches. And it imports a module of its
-    tests to find out whether an argument of a JVM's method is a value of NumPy, which Sluice never
-    passes.
+    PySpark imports pandas even if a function takes Arrow batches. It also imports one of its test
+    modules to find out whether an argument of a JVM method is a NumPy value, but Sluice never
+    passes such values.
     """
     vars(functions)["require_minimum_pandas_version"] = lambda: None
     of_numpy = (NumpyArrayConverter, NumpyScalarConverter)
@@ -220,8 +222,8 @@ def _use_no_pandas() -> None:
 def _remember_classes(spark: SparkSession) -> None:
     """Look up, once, the classes that PySpark names without their packages.
 
-    Without this, py4j would look the classes up for every column, and each time search all jars for
-    them.
+    Without this, py4j would look up the classes for every column, and would search all jars each
+    time.
     """
     jvm: Any = spark.sparkContext._jvm
     for name in _CLASSES:
@@ -229,7 +231,7 @@ def _remember_classes(spark: SparkSession) -> None:
 
 
 def prepare_for(spark: SparkSession, *, computes_sql: bool, records: int) -> None:
-    """Choose the settings for later queries that read so many records.
+    """Choose the settings for later queries that read about this number of records.
 
     `computes_sql`: whether Spark computes expressions of each record, which it compiles if there
     are many records. If not, Spark only carries row batches between tasks.

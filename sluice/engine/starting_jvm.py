@@ -21,7 +21,7 @@ _POLL_S = 0.01
 
 
 class Jvm(Protocol):
-    """The JVM of a driver."""
+    """Gives access to the JVM of a driver."""
 
     @property
     def environment(self) -> Mapping[str, str] | None:
@@ -31,7 +31,7 @@ class Jvm(Protocol):
         """Return the driver's session, after waiting for the JVM."""
 
     def stop(self, spark: SparkSession) -> None:
-        """Stop the session of a driver that ends."""
+        """Stop the session while the driver is shutting down."""
 
 
 class StartedJvm:

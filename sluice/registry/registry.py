@@ -1,4 +1,4 @@
-"""What Sluice asks of a schema registry."""
+"""The operations that Sluice needs from a schema registry."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ _FIRST_MONDAY = 4 * _DAY
 """5 January 1970, a local time."""
 _EARLIEST = (datetime(2, 1, 1) - _EPOCH) // timedelta(milliseconds=1)
 _LATEST = (datetime(9999, 12, 30) - _EPOCH) // timedelta(milliseconds=1)
-"""Python's calendar has only the years 1 to 9999. An earlier or later time is taken to have the
-same distance from UTC as `_EARLIEST` or `_LATEST`."""
+"""Python's calendar has only the years 1 to 9999. For an earlier or later time, the distance from
+UTC is assumed to be that of `_EARLIEST` or `_LATEST`."""
 _MONTHS_OF_A_CYCLE, _DAYS_OF_A_CYCLE = 4_800, 146_097
 """The number of months, and of days, in 400 years. After 400 years, the calendar repeats."""
 
@@ -69,9 +69,10 @@ class CalendarWindow:
 
     Periods of milliseconds are counted from midnight of 1 January 1970 on the zone's clocks, weeks
     from Monday, 5 January 1970, months and years from January 1970, each plus the offset. If the
-    clocks are set forward over the beginning of a period, the period begins later by the time that
-    they skip. If the clocks are set back and show the beginning twice, the period begins the first
-    time. A period that the clocks skip has no window. No period begins after a later one.
+    clocks are set forward over the beginning of a period, the period begins later, by as much as
+    the clocks skip. If the clocks are set back and show the beginning twice, the period begins the
+    first time. A period that the clocks skip has no window. A period never begins after its
+    successor.
     """
 
     period: Period
@@ -145,19 +146,19 @@ class CalendarWindow:
     def start_of(self) -> Callable[[int], int]:
         """The instant at which a period begins.
 
-        It is cached, because each row asks for the same few periods.
+        It is cached, because all rows need the same few periods.
         """
         return lru_cache(maxsize=10_000)(self._computed_start)
 
     def _computed_start(self, number: int) -> int:
         local = self._local_start(number)
-        # For a time that the clocks skip, Python's first distance from UTC is the one before the
-        # change, and the second one that after it. For a time that the clocks show twice, the first
-        # distance is that of the first time.
+        # For a time that the clocks skip, Python's first distance from UTC is that before the
+        # change, and the second is that after the change. For a time that the clocks show twice,
+        # the first distance is that of the first occurrence.
         first, second = _distances(self.zone, local)
         start = local - first
-        # If the clocks skip the ends of short periods, too, the periods that follow them begin
-        # before that.
+        # If the clocks also skip the ends of short periods, the next periods begin earlier than
+        # this.
         skipped = second - first
         following = number + 1
         while skipped > 0 and (later := self._local_start(following)) <= local + skipped:

@@ -22,8 +22,7 @@ T = TypeVar("T")
 V = TypeVar("V")
 
 CheckOld: TypeAlias = Literal["count", "reject"]
-"""What to do with a change whose old row is not the row that the table has: count it, or reject
-it."""
+"""What to do with a change whose old row differs from the table's row: count it, or reject it."""
 
 Kind: TypeAlias = Literal["insert", "update", "delete", "truncate", "message", "transaction"]
 
@@ -72,7 +71,7 @@ _NULL = Raw(b"null")
 
 
 class _Envelope(Struct):
-    """A value that Debezium has written, with or without its schema, or a transaction's marker."""
+    """A change in Debezium's format, with or without its schema, or a transaction's marker."""
 
     op: str | None = None
     before: Raw = _NULL
@@ -82,9 +81,9 @@ class _Envelope(Struct):
 
 
 def may_repeat_names(data: bytes) -> bool:
-    """Return whether a value of Debezium may repeat a field that Sluice reads, outside of the rows.
+    """Return whether a Debezium value may repeat, outside of the rows, a field that Sluice reads.
 
-    It certainly has none twice if each name occurs once, and no name is written with escapes.
+    It certainly repeats none if each name occurs once, and no name is written with escapes.
     """
     return (
         data.count(b'"after"') > 1
@@ -98,9 +97,8 @@ def may_repeat_names(data: bytes) -> bool:
 def quote_counter_of_changes(changes: type[Change[Any]]) -> Callable[[Sequence[Any]], int] | None:
     """Return a function that counts the quotation marks that the JSON of changes must have.
 
-    Return None if it cannot be known.
-
-    Such JSON has the three names of the fields of `Change`, and the kind.
+    Return None if this number cannot be known. The JSON has the names of the three fields of
+    `Change`, and the kind.
     """
     count_in_rows = quote_counter(row_type(changes))
     if count_in_rows is None:
@@ -127,8 +125,8 @@ class DebeziumEnvelope(Wrapper):
     """Finds the JSON of a change in a value of Debezium.
 
     The rows stay as Debezium has written them, so that they are decoded by the same rules as other
-    JSON. The attribute `__wrapped__` is the class of changes, by which pickling finds the author's
-    module.
+    JSON. The attribute `__wrapped__` is the class of changes. Pickling finds the author's module by
+    it.
     """
 
     def __init__(self, changes: type[Change[Any]]) -> None:
@@ -172,7 +170,7 @@ class DebeziumEnvelope(Wrapper):
         return self._values_of is not None and None not in self._values_of(row)
 
     def _is_row(self, before: Raw, after: Raw, key: bytes | None) -> bool:
-        """Return whether the columns before the change make a row of the contract.
+        """Return whether the columns before the change form a complete row of the contract.
 
         Many databases send only the columns of the key, and Debezium then writes null for the other
         columns.
@@ -211,7 +209,10 @@ class DebeziumEnvelope(Wrapper):
 
     @cached_property
     def _values_of(self) -> Callable[[Any], tuple[Any, ...]] | None:
-        """A function that reads a row's columns; None if a column not sent may hold a value."""
+        """A function that reads the values of a row's columns.
+
+        None if a row that lacks columns can have the value None nowhere.
+        """
         kind = type_info(row_type(self._changes))
         if not isinstance(kind, inspect.StructType) or any(self._columns.values()):
             return None
@@ -265,7 +266,7 @@ def _are_of_key(
         return True
     of_key = _columns_of_key(key)
     if of_key is None:
-        # The key is the text of a single column.
+        # A key that is not an object is the text of a single column.
         text = bytes(columns[min(sent)]).strip(b'"')
         return len(sent) == 1 < len(names) and text == key
     return sent <= of_key and not names <= of_key

@@ -103,7 +103,7 @@ def _names_in(code: CodeType) -> Iterator[str]:
 def _syntax_text(value: FunctionType | type) -> str:
     """Return the syntax tree of a function or class as text.
 
-    If the source is unavailable, its names and constants.
+    If the source is unavailable, return its names and constants.
     """
     try:
         if isinstance(value, FunctionType) and value.__name__ == "<lambda>":
@@ -136,7 +136,7 @@ def _lambda_tree(function: FunctionType) -> ast.AST:
     """
     code = function.__code__
     lines = linecache.getlines(code.co_filename)
-    # The last instruction with a source position has the position of the lambda's whole body.
+    # The last instruction with a source position spans the lambda's whole body.
     last_line, last_column = 0, 0
     for line, _, column, end_column in code.co_positions():
         if (end_column or 0) > (column or 0):
@@ -159,7 +159,7 @@ def _node_text(node: ast.AST) -> str:
     """
     fields = []
     for name, value in ast.iter_fields(node):
-        # The field `kind` says only whether a string has the prefix u.
+        # The field `kind` only tells whether a string has the prefix u.
         if name == "kind":
             continue
         if name == "body" and isinstance(node, _DOCUMENTED) and _has_docstring(value):

@@ -1,4 +1,4 @@
-"""The fields of a contract as plain texts, which the ledger keeps to compare later contracts."""
+"""Lists a contract's fields as plain texts. The ledger keeps them to compare later contracts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sluice.values.contracts import ObjectType, members_of, sql_type_of, type_in
 from sluice.values.pydantic_models import required_fields
 
 OPTIONAL = ", optional"
-"""The end of the text of a field that a value may lack."""
+"""The suffix of the text of a field that a value may omit."""
 NULLABLE = " or null"
-"""The end of the type of a field whose value may be null."""
+"""The suffix of the type of a field whose value may be null."""
 UNKNOWN_FIELDS, FORBIDDEN = "(unknown fields)", "forbidden"
-"""The entry of an object that must not have fields which the contract does not name."""
+"""The entry of an object that must not have fields besides those of the contract."""
 _ONE_OF = "one of "
 _LIMITS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "pattern")
 """The limits that msgspec checks, by the names of its `Meta`."""
@@ -26,8 +26,8 @@ _LIMITS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "p
 def contract_fields(contract: Any) -> dict[str, str]:
     """Return path of a field → its type, such as `BIGINT`, `STRING or null` or `DATE, optional`.
 
-    A path such as `lines[].price` leads to the field of an object in a list. The path of a value
-    without fields is empty.
+    A path such as `lines[].price` leads to the field of an object in a list. If the values have no
+    fields, their type has the empty path.
     """
     fields: dict[str, str] = {}
     _add(fields, "", type_info(contract), "")
@@ -42,7 +42,8 @@ def _add(fields: dict[str, str], path: str, kind: inspect.Type, optional: str) -
         if path:
             fields[path] = f"object{nullable}{optional}"
         for each in objects:
-            # The members of a union may have fields with the same name.
+            # Prefix the member's name, because members of a union may have fields with the same
+            # name.
             of_member = path
             if len(objects) > 1:
                 of_member = f"{path}<{each.cls.__name__}>"

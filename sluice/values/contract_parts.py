@@ -107,10 +107,10 @@ class ContractPart:
     path: str
     """The place of the part, for messages: `$.lines[...].amount`."""
     item: str
-    """Return Python source that reads the part from the value `v` and the variables of `loops`."""
+    """Python source that reads the part from the value `v` and the variables of `loops`."""
     loops: str
     """Python source: the clauses after `for v in values` in a comprehension; empty if each value
-    has one such part."""
+    has exactly one such part."""
 
     @property
     def digits(self) -> tuple[int, int] | None:
@@ -188,9 +188,9 @@ def parts_of(kind: Any) -> list[ContractPart]:
 def amount_check(kind: Any) -> Callable[[Any], None] | None:
     """Return a function that checks that a text in place of a Decimal is a number as in JSON.
 
-    It raises ValidationError for other texts. msgspec takes every text that Python's Decimal takes,
-    such as "1_000", " 5 " and digits of other scripts. The function takes a value, or the data of
-    its JSON, in which numbers may be text. Returns None for a type without Decimals.
+    It raises ValidationError for other texts. msgspec accepts every text that Python's Decimal
+    accepts, such as "1_000", " 5 " and digits of other scripts. The function takes a value, or the
+    value's decoded JSON, in which numbers may be text. Returns None for a type without Decimals.
     """
     info = type_info(kind)
     if not any(map(_has_amount, parts_of(kind))):
@@ -226,7 +226,7 @@ def odd_amounts(contract: Any) -> re.Pattern[bytes] | None:
                 if _is_amount(field.type):
                     names.append(field.encode_name)
         elif any(map(_is_amount, _items_of(kind))):
-            # The elements of a list have no names.
+            # The elements of a list have no names to search for, so look at all JSON.
             return re.compile(b"")
     if not names:
         return None

@@ -67,7 +67,7 @@ def is_bytes(kind: Any) -> bool:
 def type_info(kind: Any) -> inspect.Type:
     """Return the type as which values of the type `kind` are stored, as msgspec describes it.
 
-    It is cached, because loading a pipeline asks for the same types many times.
+    The result is cached, because loading a pipeline needs the same types many times.
     """
     return inspect.type_info(stored_type(kind))
 
@@ -84,7 +84,7 @@ _SIMPLE: dict[type[inspect.Type], str] = {
 
 
 _DEEPEST = 40
-"""Limit for nested objects; a contract that exceeds it is taken to contain itself."""
+"""Limit for nested objects. A contract that exceeds it is assumed to contain itself."""
 
 
 def name_of(kind: Any) -> str:
@@ -398,7 +398,7 @@ def choice_type(kind: inspect.LiteralType | inspect.EnumType) -> type:
 def require_importable(kind: Any, where: str = "") -> None:
     """Raise TopologyError if the type contains a class or an Enum that Spark's tasks cannot import.
 
-    A task would get a copy of the class. The copy of a Struct has no fields, so the task would read
+    A task would get a copy of the class. A Struct's copy has no fields, so the task would read
     empty objects.
     """
     for part in types_within(kind):
@@ -439,5 +439,5 @@ def types_within(kind: Any) -> list[inspect.Type]:
                 inner = [part.type]
         new = [inner_type for inner_type in inner if id(inner_type) not in ids]
         ids |= {*map(id, new)}
-        types += new  # the loop visits these types, too
+        types += new  # The loop then visits these types, too.
     return types

@@ -1,4 +1,4 @@
-"""The headers of a dead letter: the rejected record's, then Sluice's, which no producer can forge.
+"""A dead letter's headers: those of the rejected record, then Sluice's, which nobody can forge.
 
 This module has their names; `engine/batch/dead_letters.py` writes them.
 
@@ -6,10 +6,10 @@ Names of Sluice's headers start with `sluice.`. A header of the record with such
 as `sluice.original.NAME`. Sluice's headers come last, and `sluice.reason` is the first of them.
 
 After them, a dead letter has the headers that Kafka Streams gives its dead letters (KIP-1034), for
-programs that read these. They only repeat what Sluice's headers say, so Sluice itself ignores them,
-and leaves them out of a dead letter that would be too large with them. The rejected record may
-have headers of these names, too, for example if Kafka Streams has rejected it before. As in Kafka
-Streams, these come first, and stay.
+programs that read these. They only repeat Sluice's headers, so Sluice itself ignores them, and
+omits them if the dead letter would be too large. The rejected record may have headers of these
+names, too, for example if Kafka Streams has rejected it before. As in Kafka Streams, these come
+first, and stay.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ _NOT_RAISED = "sluice.errors.RecordFailed"
 
 
 def escaped(name: str) -> str:
-    """Return the name that a header of the rejected record gets in the dead letter."""
+    """Return the name of a header of the rejected record in the dead letter."""
     if name.startswith(PREFIX):
         return f"{_ORIGINAL}{name}"
     return name
 
 
 def original(name: str) -> str:
-    """Return the name that a header of a dead letter had in the rejected record.
+    """Return the name that a dead letter's header had in the rejected record.
 
-    Return the inverse of `escaped`.
+    This is the inverse of `escaped`.
     """
     return name.removeprefix(_ORIGINAL)
 

@@ -120,7 +120,10 @@ _NUMBERS = {unit: _Times(f"Epoch{unit.name.title()}", (), {"unit": unit}) for un
 
 
 def _time_from_number(kind: Any, number: Any) -> datetime:
-    """Return the time for a number in JSON. msgspec adds the field to the message of an error."""
+    """Convert a number in JSON to the time.
+
+    If this fails, msgspec adds the field to the message.
+    """
     # `isinstance` would also accept a bool.
     if type(number) is not int:
         raise TypeError(f"Expected `int`, got `{type(number).__name__}`")
@@ -146,7 +149,7 @@ def number_of(time: datetime, unit: Unit, zone: tzinfo) -> int:
 def of_types(function: Callable[[Any], Any], arguments: Sequence[Any]) -> tuple[Any, ...]:
     """Return the results of a function for the arguments of a generic type.
 
-    The dots of `tuple[int, ...]`, which are not a type, stay.
+    Ellipses stay, as in `tuple[int, ...]`, because they are not types.
     """
     results: list[Any] = []
     for argument in arguments:

@@ -1,4 +1,4 @@
-"""When the rows of a table expire."""
+"""Definitions of when the rows of a table expire."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Expiry:
     at: str | None
     """The author's expression; None if the rows have a time to live."""
     at_ms: str | None
-    """SQL of the time in epoch ms that `at` gives."""
+    """SQL for the value of `at` in epoch ms."""
     after_ms: int | None
     clock: ExpiryClock
 

@@ -41,7 +41,7 @@ def parse_address(address: str) -> tuple[str, int] | None:
         host = shown[1:-1]
     if not is_host(host) or _url_host(host) != shown or not (port.isascii() and port.isdecimal()):
         return None
-    # Only the first digits are parsed, because Python refuses to parse thousands of digits.
+    # Parse only the first digits, because Python raises an error for thousands of digits.
     if 0 < int(port[:6]) <= _MOST_PORT:
         return (host, int(port))
     return None

@@ -44,7 +44,7 @@ def refuse_long_strings(text: bytes) -> None:
     """Raise ValueError if the JSON has a name or a string that is too long."""
     if len(text) <= LONGEST_NAME:
         return
-    # Escaped quotation marks are replaced. All others begin or end a string, so a part after an odd
+    # Replace escaped quotation marks. All others begin or end a string, so a part after an odd
     # number of them is a string.
     plain = text
     if b"\\" in text:
@@ -57,8 +57,8 @@ def refuse_long_strings(text: bytes) -> None:
 def _long_parts(text: bytes) -> Iterator[tuple[int, int]]:
     """Begin and end of each part between quotation marks that is longer than a name may be."""
     begin = 0
-    # Start at the farthest place where a short part could end and search
-    # backwards, so that few bytes are read.
+    # Jump to the farthest place where a short part could end, and search backwards, to read few
+    # bytes.
     while len(text) - begin > LONGEST_NAME:
         quote = text.rfind(b'"', begin, begin + LONGEST_NAME + 1)
         if quote < 0:
@@ -167,8 +167,8 @@ class Amounts:
     def _fits(self, amount: Decimal) -> bool:
         try:
             return amount.quantize(self._unit, context=self._unchanged).is_finite()
-        # The amount has more digits than fit. It still fits if they are zeros, which is tested
-        # next.
+        # The amount has more digits than fit. It still fits if they are zeros, which the next test
+        # finds out.
         except Rounded:
             pass
         except InvalidOperation:

@@ -107,7 +107,7 @@ class BegunBatch:
 
 @dataclass(frozen=True)
 class PublishedBatch:
-    """What a batch was, once it has been published."""
+    """The snapshot and the sizes of a published batch."""
 
     snapshot: Snapshot | None
     """None if the batch was empty, so that there was nothing to publish."""
@@ -133,7 +133,7 @@ class Phases:
 
 @dataclass(frozen=True)
 class BatchResult:
-    """What a batch's tasks have returned after they have written the shards."""
+    """The results of a batch's tasks, which have written the shards."""
 
     collected: Collected
     """All side outputs of the tasks."""
@@ -157,7 +157,7 @@ class BatchResult:
         return any(name.endswith("/future") for name in self.counts)
 
     def published(self, snapshot: Snapshot | None) -> PublishedBatch:
-        """Return what is known of the batch after it has been published as this snapshot."""
+        """Return the batch's snapshot and sizes, once it has been published as this snapshot."""
         collected = self.collected
         return PublishedBatch(snapshot, self.counts, collected.row_bytes, collected.output_size)
 
@@ -233,13 +233,14 @@ class Publisher:
             # is repeated. No output of the batch has been written.
             self.storage.forget_failures(number, self.lease.epoch)
             raise
-        # A batch without records may still end at later offsets, after aborted transactions or for
-        # a new partition. Such a batch is published so that the ledger has the new positions.
+        # A batch without records can still move the offsets on: past aborted transactions, or
+        # because a partition is new. Such a batch is published so that the ledger has the new
+        # positions.
         if not result.is_empty:
             self._expire_windows(batch, result.stream_times)
         audit = self._audit(batch, collected)
-        # A source that was deleted and created again, or cut off, has other records at the same
-        # offsets, and such an output lacks earlier records. The batch must not be published then.
+        # If a topic was deleted and created again, or truncated, do not publish the batch: a source
+        # has other records at the same offsets, or an output lacks earlier records.
         read: Sequence[SourceAudit] = ()
         checksums: dict[str, Checksums] = {}
         if audit is not None:
@@ -401,7 +402,7 @@ class Publisher:
     def _note_rejections(self, published: Snapshot, dead_letters: Sequence[pa.Table]) -> None:
         """Record in the ledger whether the pipeline is degraded.
 
-        It is if it rejects many records, or if records are not as expected.
+        It is degraded if it rejects many records, or if a batch breaks an expectation.
         """
         # A rebuild reads old records, and a batch without records rejects none. Neither shows
         # whether the pipeline rejects many records now.
@@ -444,7 +445,7 @@ class Publisher:
         )
 
     def _due(self, batch: BegunBatch, times: Mapping[str, int]) -> int | None:
-        """Return when a batch without records next has something to do.
+        """Return when a batch without records will be needed next.
 
         `times` are the stream times after this batch.
         """

@@ -40,7 +40,7 @@ class StateRows(Protocol):
         """The session that computes the rows; None without Spark."""
 
     def write(self) -> pa.Table:
-        """Have each worker's rows computed, and written to its shard.
+        """Compute each worker's rows, and write them to its shard.
 
         Return the side outputs of all tasks, with the schema `ROW_BATCHES`.
         """
@@ -118,14 +118,14 @@ class ShardWriter(TaskOfBatch):
         yield from packed_side_outputs(self.side_outputs, len(self.locations))
 
     def _write(self, batches: Iterator[pa.RecordBatch], task: RunningTask) -> None:
-        """Write the shard, and add what the driver needs to the side outputs."""
+        """Write the shard, and add the rows for the driver to the side outputs."""
         received = [self._rows_of_shard(rows) for rows in batches if rows.num_rows]
         if not received:
             return
         worker = task.worker
-        # The row batches of many tasks are small. A column of many chunks would be slow, so the
-        # chunks are combined. The combined and the sorted rows are copies. A large batch would need
-        # half a gigabyte more if the original rows were kept.
+        # The row batches of many tasks are small. Columns of many chunks are slow, so combine the
+        # chunks. The combined and the sorted rows are copies, so free the originals: for a large
+        # batch, they would need another half gigabyte.
         together = pa.Table.from_batches(received).combine_chunks()
         row_bytes = together.nbytes
         del received
@@ -229,7 +229,7 @@ class ShardWriter(TaskOfBatch):
     def _sum(self, group: int, first: str | None, second: str | None) -> str | None:
         """Combine the values of two versions of a state row.
 
-        Values of groups are added up. Of any other row, the second value is returned.
+        Values of groups are added up. For any other row, the second value is returned.
         """
         if group not in self.totals.groups or first is None or second is None:
             return second

@@ -37,7 +37,8 @@ def change_records(
         # memory.
         changes: Iterable[pa.Table] = collected.changes([output.sink.group])
         if output.why_spark and (pages := [*changes]):
-            # A query of Spark costs more than its changes, so there is one query for all of them.
+            # Starting a Spark query costs more than computing its changes, so one query computes
+            # all of them.
             changes = [pa.concat_tables(pages)]
         records_of_pages: list[pa.Table] = []
         for page in changes:

@@ -120,7 +120,7 @@ def _is_number(text: str) -> bool:
 
 
 def _row_places(sink: Sink, table: pa.Table) -> Iterator[tuple[Any, ...]]:
-    """Return what identifies each record's row, besides its key.
+    """Yield the values that identify each record's row, besides its key.
 
     If the sink appends rows, this is the record's position. Otherwise, it is the window's bounds,
     or nothing if the sink has no windows.

@@ -60,7 +60,10 @@ def _listed(
     partitions: Iterable[Partition],
     which: OffsetSpec,
 ) -> dict[TopicPartition, ListOffsetsResultInfo]:
-    """Return what Kafka lists for committed records: open transactions wait for the next run."""
+    """Return the offsets that Kafka lists for committed records.
+
+    Records of open transactions wait for the next run.
+    """
     admin = silent_admin(kafka)
     places = [TopicPartition(*partition) for partition in partitions]
     with kafka_errors("Reading the topics' offsets", kafka):
@@ -109,7 +112,7 @@ class KafkaTimestamps:
         return min(latest, _LAST_MS)
 
     def read(self, starts: Offsets, count: int) -> Mapping[Partition, Stretch]:
-        """Read at least `count` records of each partition from its start, or all of the backlog."""
+        """Read each partition from its start: at least `count` records, or the whole backlog."""
         read: dict[Partition, list[tuple[int, int]]] = {partition: [] for partition in starts}
         for partition, messages, offsets in self._records(starts, count):
             read[partition] += zip(offsets.tolist(), timestamps_of(messages).tolist(), strict=True)
@@ -145,7 +148,7 @@ class KafkaTimestamps:
         return DataSize(size / count, compressed_size / count)
 
     def _records(self, starts: Offsets, count: int) -> Iterator[PartitionRecords]:
-        """Yield `count` or more records of each partition from its start, or all of the backlog."""
+        """Yield each partition's records from its start: `count` or more, or its whole backlog."""
         ranges = [
             Range(*partition, offset, self.ends[partition]) for partition, offset in starts.items()
         ]
@@ -154,7 +157,7 @@ class KafkaTimestamps:
             yield records
             counts[records.partition] += len(records.messages)
             if counts[records.partition] >= count:
-                # While the client waits for another partition, it would go on with this one, up to
-                # its end.
+                # Otherwise, the client would fetch the rest of this partition while it waits for
+                # another one.
                 self.reader.leave(records.partition)
         self.reader.pause()

@@ -100,7 +100,7 @@ class ValueDecoder:
         return JsonColumns.of(self.source)
 
     def runs(self, texts: pa.Array, headers: pa.Array | None = None) -> Iterable[TextRun]:
-        """Divide a batch's texts into runs decoded to columns already, and runs to decode singly.
+        """Divide a batch's texts into runs decoded to columns, and runs to decode one by one.
 
         `headers` are the headers of the records. Raises RegistryAway.
         """
@@ -121,7 +121,7 @@ class ValueDecoder:
     def mostly_columns(
         self, texts: pa.Array, keys: pa.Array, headers: pa.Array
     ) -> tuple[pa.Array, pa.RecordBatch, list[RejectedRecord]] | None:
-        """Decode the values to columns, apart from those that name no schema, which are rejected.
+        """Decode the values to columns, and reject the values that name no schema.
 
         Return the rows of the decoded values, the values, and the dead letters of the other rows;
         None if the values have to be decoded one by one. Raises RegistryAway.
@@ -137,7 +137,7 @@ class ValueDecoder:
         taken = [each.take(pa.array(others)) for each in (texts, keys, headers)]
         kept, _, dead_letters = self.decode(taken[0].to_pylist(), taken[1], taken[2])
         if kept:
-            # A null value may be valid.
+            # Some of these values are nulls and valid, so they need rows, too.
             return None
         rejected: list[RejectedRecord] = []
         for letter in dead_letters:
@@ -158,7 +158,7 @@ class ValueDecoder:
 
     @cached_property
     def _envelope(self) -> DebeziumEnvelope | None:
-        """Return what takes the rows out of Debezium's envelopes.
+        """Return the reader of the rows in Debezium's envelopes.
 
         Return None for values without envelopes.
         """
@@ -232,7 +232,7 @@ class ValueDecoder:
         inputs: Sequence[Any],
         decode: Callable[[Any], Any] | None = None,
     ) -> DecodedValues:
-        """Decode values. `inputs` is what the function takes of each value, which may be None."""
+        """Decode values. `inputs` has the function's argument for each value; it may be None."""
         values: list[Any] = []
         dead_letters: list[RejectedRecord] = []
         decode = decode or self._decode_value
@@ -409,7 +409,7 @@ class ValueDecoder:
     def _unproved(
         self, texts: list[bytes | None], decoded: DecodedValues
     ) -> Iterator[tuple[int, bytes]]:
-        """Yield the place and JSON of each value whose number of quotation marks proves nothing."""
+        """Yield the place and JSON of each value that counting quotation marks cannot clear."""
         count_quotes = self._count_quotes
         for place, (row, value) in enumerate(zip(decoded.rows, decoded.values, strict=True)):
             text = texts[row]

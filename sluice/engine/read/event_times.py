@@ -64,7 +64,7 @@ def _invalid_time(time: int | None, latest: int, assumed_ms: str | None) -> tupl
 
 
 def _shown(time: int) -> str:
-    """Return a time for a person, as far as Python knows it."""
+    """Format a time for a message: in UTC, or in epoch ms if Python cannot represent it."""
     if time >= AFTER_LAST:
         return f"{time} ms"
     return utc_datetime(time).replace(tzinfo=None).isoformat(" ", "milliseconds") + " UTC"

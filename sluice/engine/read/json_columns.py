@@ -1,9 +1,9 @@
 """Decodes the JSON of many values at once to columns, with Arrow's reader of JSON.
 
-This takes half the time of an object for each value. But Arrow also accepts JSON that a contract
-refuses, and its errors do not say which value is wrong. `JsonColumns` therefore gives the values of
-texts only if it can prove that `ValueDecoder` would accept the texts and give the same columns. All
-other texts are left to `ValueDecoder`.
+This takes half the time of decoding each value to an object. But Arrow also accepts JSON that a
+contract refuses, and its errors do not say which value is wrong. `JsonColumns` therefore returns
+the values of texts only if it can prove that `ValueDecoder` would accept the texts and give the
+same columns. All other texts are left to `ValueDecoder`.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ from sluice.values.registry_formats import RegistryFormat
 _FEWEST = 100
 """For fewer texts, starting Arrow's reader takes longer than decoding the texts one by one."""
 PIECE = 4_000
-"""How many texts are read at once. One invalid text makes a whole piece slow, and each piece takes
-the time of about 250 texts for itself."""
+"""How many texts are read at once. One invalid text makes a whole piece slow, and each piece has a
+fixed cost: the time of about 250 texts."""
 _MOST_MISSES = 3
 """After so many pieces in a row that cannot be read, most pieces probably cannot be read, so no
 more are tried."""
 _SAMPLE_EVERY = 100
-"""Every so many texts, one is looked at for fields that the contract lacks."""
+"""Of this many texts, one is examined for fields that the contract lacks."""
 _MOST_PARTS = 500
 """The most fields that Arrow reads: each needs memory for all texts, even if few of them have
 it."""
@@ -299,10 +299,12 @@ def _count_in_values(kind: inspect.Type, values: pa.Array) -> int:
             require_all(pc.is_in(values, pa.array(choices, values.type)))
         case inspect.FloatType():
             require_all(pc.is_finite(values))
-            # The decoder reads -0 as 0.0, but -0.0 as -0.0. Arrow reads both as -0.0.
+            # The decoder reads the text -0 as 0.0, and the text -0.0 as -0.0. Arrow reads both as
+            # -0.0.
             require(not (np.signbit(values) & np.equal(values, 0)).any())
         case inspect.Metadata() if (declared := digits_of(kind)) is not None:
-            # Arrow compares the digits with the precision before it adds the zeros of the scale.
+            # Arrow checks the precision before it pads the number to the scale, so check the range
+            # here.
             precision, scale = declared
             largest = Decimal((0, (9,) * precision, -scale))
             require_between(values, -largest, largest)

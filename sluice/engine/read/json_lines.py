@@ -1,4 +1,4 @@
-"""Parses many JSON objects at once with Arrow's reader of JSON, and checks what it does not check.
+"""Parses many JSON objects at once with Arrow's JSON reader, and makes the checks that it lacks.
 
 Arrow also accepts texts that are no valid values. Each function here raises UnsureError, or one of
 Arrow's errors, if any of the values may be invalid; the values are then decoded one by one.
@@ -47,10 +47,10 @@ def require_between(numbers: pa.Array, least: int | Decimal, most: int | Decimal
 
 
 def lines_of_objects(texts: pa.Array) -> pa.Buffer:
-    """Return texts as lines, each of which looks like one object of valid Unicode."""
-    # Each text begins and ends like an object. If all of them together are as many objects,
-    # each is one object: no object can go on in the next text, because no comma is between
-    # them.
+    """Join texts to lines, and check that each text looks like one JSON object of valid Unicode."""
+    # Each text begins and ends like an object. If Arrow then finds as many objects as texts, each
+    # text is one object: an object cannot continue in the next text, because there is no comma
+    # between them.
     for is_so in (texts.is_valid(), pc.starts_with(texts, b"{"), pc.ends_with(texts, b"}")):
         require_all(is_so)
     require(pc.max(pc.binary_length(texts)).as_py() <= LONGEST_NAME)

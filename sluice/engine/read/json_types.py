@@ -1,4 +1,4 @@
-"""Which contracts Arrow's reader of JSON can read, and in which types."""
+"""Decides which contracts Arrow's JSON reader can read, and in which Arrow types."""
 
 from __future__ import annotations
 

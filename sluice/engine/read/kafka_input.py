@@ -36,7 +36,7 @@ class KafkaInput:
     def read(
         self, partitions: Mapping[str, int], task: Chain, columns: StructType | str
     ) -> DataFrame:
-        """Return the rows that a task makes of the committed records of the batch."""
+        """Return the rows that the task's steps compute from the batch's committed records."""
         # A topic may have thousands of partitions, and each task has a cost, even one without
         # records.
         most = max(MOST_TASKS, _TASKS_PER_CORE * self.spark.sparkContext.defaultParallelism)

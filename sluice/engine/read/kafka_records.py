@@ -32,8 +32,8 @@ RECORDS = pa.schema([
 headers: Arrow lists are slow even for records without headers. The leader epoch is Kafka's number
 of the broker's leadership under which the record was written; null if it is unknown."""
 _SETTINGS = {
-    # The most memory that records need which a task has not asked for yet. The client fetches as
-    # long as it has less, and a compressed fetch may be several times as large in memory.
+    # The most memory for fetched records that the task has not taken yet. The client keeps fetching
+    # while it has less, and a compressed fetch may be several times as large in memory.
     "queued.max.messages.kbytes": 4_096,
     "max.partition.fetch.bytes": 1_048_576,
 }
@@ -61,7 +61,7 @@ class KafkaRecords(TaskOfBatch):
         ranges = [part for part in task.start.ranges if part.topic in self.topics]
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                # The stream would number the tasks of several batches one after the other.
+                # The stream numbers the tasks of successive batches consecutively.
                 yield from read_ranges(self.kafka, ranges[number % self.tasks :: self.tasks])
 
 
@@ -97,7 +97,7 @@ def _record_batch(records: PartitionRecords) -> pa.RecordBatch:
 
 def _leader_epochs(messages: Sequence[Message]) -> pa.Array:
     # A partition's leader epochs never decrease, so if the first and the last message have the same
-    # epoch, the messages between them need not be asked.
+    # epoch, all messages between them have it, too.
     first, last = messages[0].leader_epoch(), messages[-1].leader_epoch()
     if first == last:
         return pa.repeat(pa.scalar(first, pa.int32()), len(messages))

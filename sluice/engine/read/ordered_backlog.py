@@ -27,8 +27,8 @@ from sluice.values.record_places import Partition
 Offsets = Mapping[Partition, int]
 
 _ENOUGH = 0.9
-"""The search with the index ends when a batch has at least this share of the number at which the
-search aims."""
+"""The search with the index ends when a batch has at least this share of the intended number of
+records."""
 _MOST_AIM = 0.85
 """The search first aims at batches of equal size with at most this share of the maximum number of
 records."""
@@ -58,7 +58,7 @@ class Timestamps(Protocol):
         """Return an upper bound of the records' timestamps."""
 
     def read(self, starts: Offsets, count: int) -> Mapping[Partition, Stretch]:
-        """Read at least `count` records of each partition from its start, or all of the backlog."""
+        """Read each partition from its start: at least `count` records, or the whole backlog."""
 
 
 @dataclass
@@ -86,7 +86,7 @@ class Backlog:
     def batches(self, most_records: Callable[[], int]) -> Iterator[Offsets]:
         """Yield the end offsets of the batches that together read the whole backlog.
 
-        A batch has at most as many records as `most_records` says when its end is searched.
+        `most_records` is called for each batch, and returns its maximum number of records.
         """
         most = most_records()
         if self.size > most:
@@ -150,8 +150,8 @@ class Backlog:
     def _limited_to_backlog(self, time: int, index: Offsets) -> dict[Partition, int]:
         """Return the index's offsets, limited to the backlog.
 
-        If a partition has had a timestamp of at least `time` before its position, the batch takes
-        no records from it: their sequences are at least `time`, too.
+        If a partition had a timestamp of at least `time` before its position, the batch takes no
+        records from it: their sequences are at least `time`, too.
         """
         limited: dict[Partition, int] = {}
         for partition in self.partitions:
@@ -261,7 +261,7 @@ class _PartitionRead:
         self.complete = stretch.complete
 
     def end_after(self, count: int) -> int:
-        """Return the end offset of a batch that takes the first `count` records."""
+        """Return the partition's end offset for a batch that takes the first `count` records."""
         if count < len(self.offsets):
             return int(self.offsets[count])
         return self.end if self.complete else self.next

@@ -215,7 +215,7 @@ class RecordKeys:
 
         def decode_checked(text: bytes) -> Any:
             value = decode(text)
-            # Nothing else checks Kafka's key for a field that occurs twice.
+            # Only this checks Kafka's key for a field that occurs twice.
             check(refuse_duplicates(text))
             return value
 
@@ -228,7 +228,7 @@ class RecordKeys:
 
 
 def _key_texts_of_column(column: pa.Array) -> pa.Array:
-    """Return a column's values as texts for keys, as an SQL expression makes them from it."""
+    """Convert a column's values to texts for keys, in the same way as an SQL expression does."""
     if pa.types.is_string(column.type):
         return column
     if column.type in _CAST_TO_KEYS:
@@ -237,7 +237,7 @@ def _key_texts_of_column(column: pa.Array) -> pa.Array:
 
 
 _CAST_TO_KEYS = frozenset({pa.int64(), pa.bool_(), pa.date32(), pa.binary()})
-"""The types whose cast to text in Arrow gives the text of a key."""
+"""The types for which Arrow's cast to text gives the text of a key."""
 
 
 def _members(text: bytes) -> dict[str, msgspec.Raw] | None:

@@ -50,8 +50,8 @@ def offsets_at(
     ends = _bounds(topics, 1)
     if point.time_ms is not None:
         with KafkaTimestamps.of(kafka, ends) as timestamps:
-            # The index leaves out partitions whose records are all older than the time. There, the
-            # replay begins at the end.
+            # The index omits partitions whose records are all older than the time. In these
+            # partitions, the replay begins at the end.
             return {**ends, **timestamps.index(point.time_ms)}
     offsets = point.offsets or {}
     unknown = sorted(f"{topic}/{number}" for topic, number in offsets.keys() - ends.keys())
@@ -129,7 +129,10 @@ def limit_to_ranges(
     ends: Mapping[str, Sequence[tuple[int, int]]],
     positions: Positions,
 ) -> Positions:
-    """Return the positions of existing partitions, limited to their ranges (first offset, end)."""
+    """Limit positions to the partitions' ranges (first offset, end).
+
+    Omit partitions that do not exist.
+    """
     limited: dict[str, dict[str, int]] = {}
     for topic, ranges in ends.items():
         limited[topic] = {}

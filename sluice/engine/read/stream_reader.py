@@ -145,7 +145,7 @@ class RecordReader(TaskOfBatch):
                     if with_keys.num_rows:
                         yield from self._decode(with_keys, output, start.begun)
         for output in outputs.values():
-            # The other reader makes the counts and the dead letters of these topics.
+            # The other reader counts these topics' records, and makes their dead letters.
             if output.topic in self.uncounted:
                 continue
             if output.dead_letters:

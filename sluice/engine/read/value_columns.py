@@ -53,7 +53,7 @@ class ValueColumns:
 
     @cached_property
     def _by_name(self) -> frozenset[str]:
-        """The fields that need `plain_data`: msgspec does not convert them as columns need them."""
+        """The fields whose values need `plain_data`, because msgspec converts them differently."""
         kinds = self.field_types if self.source.is_object else {TEXT_FIELD: self.source.value_class}
         return frozenset(
             name for name, kind in kinds.items() if contract_values.needs_plain_data(kind)
@@ -89,8 +89,8 @@ class ValueColumns:
         try:
             return pa.array(plain, arrow_type(sql))
         except pa.ArrowInvalid:
-            # Arrow counts zeros at the end of a decimal as digits, and raises
-            # this error if there are too many.
+            # Arrow counts a decimal's trailing zeros as digits, and raises this error if there are
+            # too many.
             if "DECIMAL" not in sql:
                 raise
             return pa.array(_without_zeros(plain), arrow_type(sql))
@@ -204,7 +204,10 @@ def _in_zone(value: Any, zone: ZoneInfo) -> Any:
 
 
 def _without_zeros(value: Any) -> Any:
-    """Return the value with decimals without zeros at the end, which Arrow counts as digits."""
+    """Return the value.
+
+    Its decimals have no trailing zeros, because Arrow counts these as digits.
+    """
     if isinstance(value, Decimal):
         return value.normalize(_EXACT)
     if isinstance(value, list):
@@ -217,10 +220,8 @@ def _without_zeros(value: Any) -> Any:
 def failing_places(count: int, fits: Callable[[int, int], bool]) -> Iterator[int]:
     """Yield the indices of the wrong values among `count` values.
 
-    `fits(begin, end)` says whether a range has none.
-
-    A range with a wrong value is halved, because few values are wrong, and checking a range costs
-    little more than checking a single value.
+    `fits(begin, end)` returns whether a range has none. A range with a wrong value is halved: few
+    values are wrong, and checking a range costs little more than checking a single value.
     """
     ranges = [(0, count)]
     while ranges:

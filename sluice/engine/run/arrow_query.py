@@ -97,11 +97,11 @@ class ArrowQuery:
         streams: Iterable[pa.RecordBatch],
         tables: Iterable[pa.RecordBatch],
     ) -> pa.Table:
-        """Run all tasks in this process, and so write the shards.
+        """Run all tasks in this process, which writes the shards.
 
         Return the side outputs, as `StateRows.write`.
         """
-        # Tasks that read belong to no worker.
+        # Reading tasks belong to no worker, so any number will do.
         reading = RunningTask(start, 0)
         row_batches = [*self.read.run(iter(streams), reading)]
         for stage in self.stages:
@@ -114,7 +114,7 @@ class ArrowQuery:
     def _run_on_workers(
         self, chain: Chain, row_batches: Iterable[pa.RecordBatch], start: BatchStart
     ) -> list[pa.RecordBatch]:
-        """Run tasks on the row batches of each worker, and return what they yield."""
+        """Run tasks on the row batches of each worker, and return the batches that they yield."""
         shuffled = by_worker(row_batches)
         yielded: list[pa.RecordBatch] = []
         for worker in range(self.workers):

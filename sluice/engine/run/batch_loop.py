@@ -60,12 +60,12 @@ class BatchLoop:
     read: int = field(default=0, init=False)
     """Number of records read so far."""
     partitions: Mapping[str, int] = field(init=False)
-    """Topic → its number of partitions now."""
+    """Topic → its current number of partitions."""
     _queries: BatchQueries = field(init=False)
 
     def __post_init__(self) -> None:
         self.partitions = self.query.partitions
-        # The batches of a rebuild, which writes no output, are not those of a backlog.
+        # A rebuild writes no output. Its batches do not count as those of a backlog.
         writes_output = self.publisher.destinations is not None
         reads_ahead = writes_output and may_read_ahead(self.query.job)
         start_query = partial(BatchQuery, self.query)
@@ -90,8 +90,8 @@ class BatchLoop:
         # batch must have the same records.
         self._repeat_interrupted()
         begin = _offsets(self.positions)
-        # All of these batches get the same time of the clock. A batch has no records if it covers
-        # only aborted transactions or a new partition. Such a batch is published, too, so that the
+        # All of these batches get the same clock time. A batch has no records if it covers only
+        # aborted transactions or a new partition. Such a batch is published, too, so that the
         # ledger has the new positions.
         first = self._next_number
         batch_ends = self._batch_ends(kafka, begin, topic_ends)
@@ -103,8 +103,7 @@ class BatchLoop:
         earliest = self.clocks.earliest()
         if self._next_number == first and self._has_due_timers(earliest):
             self.run(self._planned(first, begin, now=earliest))
-        # When one of these batches has sent the results of an operator, stream time may advance
-        # further downstream.
+        # After a batch has sent an operator's results, stream time may advance further downstream.
         while self._idle_time.has_results(earliest):
             offsets = _offsets(self.positions)
             self.run(self._planned(self._next_number, offsets, now=earliest))
@@ -116,7 +115,7 @@ class BatchLoop:
 
     @property
     def next_timer(self) -> int | None:
-        """When the next timer fires, or the next result becomes due, without records, epoch ms.
+        """The next time at which a timer fires or a result becomes due without records, epoch ms.
 
         None if there is no such timer or result.
         """
@@ -164,7 +163,7 @@ class BatchLoop:
         return 0 if self.newest is None else self.newest.batch + 1
 
     def _repeat_interrupted(self) -> None:
-        """Run the batch that was planned and not published, because its driver ended."""
+        """Run the batch that an earlier driver planned but did not publish."""
         planned = self.ledger.plans.unpublished(self.query.storage.ref)
         if planned is not None:
             self._repeat(planned)
@@ -206,7 +205,8 @@ class BatchLoop:
         read = published.counts.get("read", 0)
         self.read += read
         self.size.measure(read, published.row_bytes, published.output_size)
-        # The next batch's tasks need the memory that this batch's output needed in the driver.
+        # Free the memory that this batch's output needed in the driver: the next batch's tasks need
+        # it.
         release_unused_memory()
 
     def _publish(self, batch: BegunBatch, written: DataFrame) -> PublishedBatch:
@@ -215,7 +215,7 @@ class BatchLoop:
     def _start(self, plan: PlannedBatch, begins: Positions, times: Mapping[str, int]) -> BatchStart:
         clocks = self.query.job.read_clocks
         shared: Mapping[str, SharedSnapshot] = {}
-        # A batch whose records are only read ahead has no snapshots yet.
+        # A batch whose records have only been read ahead has no snapshots yet.
         if plan.snapshots:
             shared = shared_snapshots(self.ledger, self.query.job, plan.snapshots)
         ranges = _ranges(begins, plan.ends)
@@ -295,7 +295,7 @@ def positions_after(snapshot: Snapshot | None, firsts: Positions) -> dict[str, d
 
 
 def expect_size(size: BatchSize, job: Job, kafka: Mapping[str, str], positions: Positions) -> None:
-    """Expect rows of the size of the records that are unread now.
+    """Estimate the size of rows from the records that are unread now.
 
     Do nothing if the size of batches is known. A run can call this while its session starts.
     """
@@ -324,9 +324,9 @@ def depends_on_order(job: Job, partitions: Mapping[str, int]) -> bool:
 
 
 def _rows_per_record(job: Job) -> int:
-    """Return the most rows that a record has for operators.
+    """Return the most rows that a record becomes for operators.
 
-    Tasks add up the records of combinable aggregates at once.
+    Records for combinable aggregates do not count, because the tasks that read them add them up.
     """
     counts = Counter[str]()
     for operator in job.operators:
@@ -347,7 +347,7 @@ def prefetch(batches: Iterator[Offsets]) -> Generator[Offsets, None, None]:
 def _ranges(begins: Positions, ends: Positions) -> list[Range]:
     """Return the ranges of records between two positions, sorted by topic and partition.
 
-    Each partition with records has one range, so that it gets a task of its own.
+    Each partition with records has one range, because each range gets its own task.
     """
     ranges: list[Range] = []
     for (topic, partition), end in sorted(_offsets(ends).items()):

@@ -17,7 +17,7 @@ from sluice.engine.publish.publisher import PublishedBatch
 from sluice.engine.run.streaming_query import JobQuery
 
 WhenRead: TypeAlias = Callable[[Mapping[str, int]], None]
-"""Called when the turn of a batch has come and its records are read. Takes the stream times after
+"""Called when it is the batch's turn and its records are read. Takes the stream times after
 reading."""
 Publish: TypeAlias = Callable[[DataFrame], PublishedBatch]
 """Publishes a batch. Takes the side outputs of the tasks that write the shards."""
@@ -27,8 +27,8 @@ class BatchQuery:
     """The running query of a batch. It must be closed.
 
     With adaptive execution, which is Spark's default, Spark computes a batch up to its last shuffle
-    before it calls the function of `foreachBatch`. This function waits for `finish` before it has
-    the rest computed, and publishes it.
+    before it calls the function of `foreachBatch`. This function waits for `finish`. Then it
+    computes the rest of the batch, and publishes the batch.
     """
 
     def __init__(self, query: JobQuery, start: BatchStart, when_read: WhenRead) -> None:
@@ -45,14 +45,14 @@ class BatchQuery:
         self._query = query.start_batch(start.number, self._function, checkpoint)
 
     def has_read(self, start: BatchStart) -> bool:
-        """Return whether the tasks that read have begun as they would with this start."""
+        """Return whether the tasks that read records would do the same with this start."""
         return self._start.is_read_like(start)
 
     def finish(self, start: BatchStart, publish: Publish) -> PublishedBatch:
         """Write and publish the batch, and wait until the query has ended.
 
-        Raise the query's error, if any. Its cause is the error of `publish`, of which Spark's error
-        has only the text.
+        Raise the query's error, if any. Its cause is the error that `publish` raised: Spark's error
+        has only the text of this error.
         """
         self._function.turn.set_result(_Turn(start, publish))
         published = self._function.published
@@ -74,7 +74,7 @@ class BatchQuery:
 
 
 class _Turn(NamedTuple):
-    """What a batch needs when its turn to be written has come."""
+    """The start of a batch whose turn has come, and the functions that write it."""
 
     start: BatchStart
     publish: Publish

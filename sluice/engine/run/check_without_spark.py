@@ -1,4 +1,4 @@
-"""Compares a pipeline with its published topology in a second, without Spark."""
+"""Compares a pipeline with its published topology within a second, without Spark."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _UNKNOWN = "(types that only Spark knows)"
 
 @dataclass(frozen=True)
 class _NoTypes:
-    """The types of a job whose types only Spark knows."""
+    """Stands in for the types of a job if only Spark can find them."""
 
     stores: defaultdict[str, str] = field(default_factory=lambda: defaultdict(lambda: _UNKNOWN))
     inputs: defaultdict[int, str] = field(default_factory=lambda: defaultdict(lambda: _UNKNOWN))
@@ -39,11 +39,11 @@ class Comparison:
     next_step: str = ""
     """What to do if runs stop because of a change."""
     unknown: str = ""
-    """Why types were not compared; empty if they were."""
+    """Why types were not compared; empty if they were compared."""
 
     @property
     def weight(self) -> Weight:
-        """The weight of the weightiest change."""
+        """The weight of the most serious change."""
         return max((change.weight for change in self.changes), default=Weight.NOTE)
 
 
@@ -100,7 +100,7 @@ def _with_types(old: str, new: str) -> str:
     """Return the old definition if the new one differs only in unknown types, else the new one."""
     begin, unknown, end = new.partition(_UNKNOWN)
     types = old.removeprefix(begin).removesuffix(end)
-    # Types do not contain the sign between two steps.
+    # Types never contain `>` between spaces, which separates two steps.
     is_same = unknown and f"{begin}{types}{end}" == old and " > " not in types
     if is_same:
         return old

@@ -102,7 +102,7 @@ def _stores_removed(pipeline: str, stores: Sequence[str]) -> CompatibilityError:
 
 
 def incompatible_changes(before: GenerationInfo, now: GenerationInfo) -> list[str]:
-    """List the changes because of which the state of `before` has another meaning for `now`."""
+    """List the changes that give the state of `before` another meaning for `now`."""
     return [*_changes(before, now)]
 
 
@@ -117,7 +117,7 @@ class StoreChanges:
     added: frozenset[str]
     """The new or changed stores and operators, by their names now."""
     removed: frozenset[str]
-    """The stores and operators that are gone or have changed, by their earlier names."""
+    """The stores and operators that were removed or changed, by their earlier names."""
 
     @classmethod
     def between(
@@ -130,8 +130,8 @@ class StoreChanges:
 
         `processors`: store → its processor's name now.
 
-        Raise CompatibilityError if the number of workers or the topics have changed, which
-        concerns all stores.
+        Raise CompatibilityError if the number of workers or the topics have changed, because that
+        affects all stores.
         """
         if changes := [*_changes_of_all(before, now)]:
             next_step = f"Compute all stores from the topics: sluice rebuild {now.pipeline}."
@@ -182,7 +182,7 @@ def _is_same_store(old: StoreInfo, new: StoreInfo) -> bool:
 
 
 def stores_to_come(ledger: Ledger, before: GenerationInfo, now: GenerationInfo) -> frozenset[str]:
-    """Return what a changed pipeline adds, if a later generation is computing it now.
+    """Return the added stores and steps if a later generation is computing them now.
 
     A run can leave these stores and steps out until the later generation is current. If the
     pipeline has changed in other ways, too, leaving them out is not enough, and the result is
@@ -207,8 +207,8 @@ def number_of(definition: str) -> int:
 def changed_functions(before: GenerationInfo | None, now: GenerationInfo) -> list[str]:
     """Return the functions whose code has changed since the state was computed.
 
-    The state stays valid. Only the author knows whether the new code gives other results, and can
-    rebuild the state.
+    The state stays valid. Only the author knows whether the new code gives other results. If so,
+    the author can rebuild the state.
     """
     if before is None:
         return []
@@ -281,7 +281,7 @@ def _same_operators(before: GenerationInfo, now: GenerationInfo) -> Iterator[tup
             same.remove(name)
             yield name, name
             continue
-        # The author names stores, so only a step without a store can have another name now.
+        # The author names stores, so only a step without a store can have another name than before.
         if name in stores:
             continue
         for name_before in same:

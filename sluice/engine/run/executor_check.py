@@ -45,7 +45,8 @@ _ERROR = re.compile(r"^\s*(?:[\w.]*\.)?(\w*(?:Error|Exception): .*)$", re.MULTIL
 def without_own_daemon(settings: Settings) -> Settings:
     """Return the settings with Spark's own Python daemon.
 
-    Sluice's daemon imports everything that tasks need. If a package is missing, it could not tell.
+    Sluice's daemon imports everything that tasks need. If a package were missing, Sluice's daemon
+    could not start, and could not name the package.
     """
     spark_conf = settings.spark_conf | {"spark.python.daemon.module": "pyspark.daemon"}
     return replace(settings, spark_conf=spark_conf)
@@ -65,8 +66,8 @@ def check_executors(spark: SparkSession, job: Job, settings: Settings) -> str:
     try:
         findings += _reports(spark, probe)
     except Exception as error:
-        # Whatever keeps tasks from running is a finding, too. The errors of PySpark and of py4j
-        # have the error of the executor's Python in their text.
+        # Any error that keeps tasks from running is a finding, too. The errors of PySpark and of
+        # py4j have the error of the executor's Python in their text.
         findings.append(Finding("executors", "tasks", "", _reason(str(error))))
     table = "\n".join(_lines(master, findings))
     failed = sum(1 for finding in findings if finding.error)
@@ -130,7 +131,8 @@ def _reports(spark: SparkSession, probe: Probe) -> Sequence[Finding]:
     for report in reports:
         for finding in (*report.findings, _clock(report, began, ended)):
             known = findings.get((finding.where, finding.check))
-            # Two executors on a host may have different settings. The one that fails counts.
+            # Two executors on a host may have different settings. If one of them fails, keep its
+            # finding.
             if known is None or (finding.error and not known.error):
                 findings[finding.where, finding.check] = finding
     return [findings[place] for place in sorted(findings)]
@@ -146,7 +148,7 @@ def _clock(report: Report, began: float, ended: float) -> Finding:
 
 
 def _reason(text: str) -> str:
-    """Return the line of an error of Spark that says why Python has failed on an executor."""
+    """Return the line of Spark's error that tells why Python has failed on an executor."""
     errors = _ERROR.findall(text)
     return str(errors[-1] if errors else text.strip().partition("\n")[0])
 

@@ -74,16 +74,16 @@ class JobRun:
     job: Job
     settings: Settings
     generation: int | None = None
-    """None for the current generation."""
+    """The generation to write; None for the current one."""
     max_records: int | None = None
-    """None if the size of batches follows from the memory in the settings."""
+    """The most records of a batch; None if the limit follows from the memory in the settings."""
     patience: Patience = PATIENCE
     steps: Sequence[ReplayStep] | None = None
     """For a rebuild, the batches to run. They write no output, because their output was written
     before."""
     plan_without: PlanOf | None = None
-    """Plans the pipeline without some stores and steps: `ChangedStores` computes these while runs
-    go on."""
+    """Plans the pipeline without some stores and steps, which `ChangedStores` computes while runs
+    continue."""
 
     def run(self) -> int:
         """Read, compute and publish all records. Return the number of records read.
@@ -109,7 +109,7 @@ class JobRun:
                 lease.outrank(outranked.epoch)
                 continue
             except _RegistryAwayError as found:
-                # A rebuild is repeated by those who have started it.
+                # The caller of a rebuild repeats the rebuild itself.
                 if self.steps is not None:
                     raise found.away from None
                 read += found.read
@@ -123,7 +123,7 @@ class JobRun:
 
     def _require_host_of_shards(self, ledger: Ledger) -> None:
         ledger.require_usable()
-        # A rebuild makes new shards, on any host.
+        # A rebuild creates new shards, so any host will do.
         if self.steps is not None:
             return
         generation = self.generation
@@ -154,7 +154,7 @@ class JobRun:
     def _run(self, ledger: Ledger, lease: Lease, storage: Storage) -> tuple[int, bool]:
         """Read all records of the present partitions.
 
-        Return their number, and whether the run must go on with another call.
+        Return the number of records, and whether this function must be called again.
 
         The next call reads new partitions, and new topics that match a pattern, with new clients.
         """
@@ -209,12 +209,12 @@ class JobRun:
             {} if newest is None else newest.positions, {} if planned is None else planned.ends
         )
         partitions = partition_counts(self.settings.kafka, self.job.topics)
-        # A topic that was deleted must not be created again without a word.
+        # Do not silently create a deleted topic again.
         topics.require_never_written(ids)
         output = self._output(writer, partitions)
         clocks = self._clocks(ledger, writer)
         size = BatchSize(self.settings.memory, self.max_records)
-        # The batches of a rebuild that has steps are given.
+        # For a rebuild with steps, the sizes of batches are given.
         if self.steps is None:
             expect_size(size, self.job, self.settings.kafka, positions_after(newest, firsts))
         # The first comparison takes some milliseconds, while the session is being started.
@@ -266,7 +266,7 @@ class JobRun:
 
         Return None for a rebuild, whose output has been written already.
 
-        A rebuild's producer would also fence the producer of a run that goes on meanwhile.
+        A rebuild's producer would also fence the producer of a run that is writing meanwhile.
         """
         if self.steps is not None:
             return None
@@ -296,11 +296,10 @@ class JobRun:
         2. The output's markers are read before the shards are prepared. The markers say which batch
            was written last, so that a ledger or shards from an older backup are recognized.
         3. The shards are prepared before the tables outside Kafka are opened. If the ledger is
-           older than the shards, a shard refuses this driver, which has then not yet fenced other
-           drivers off from the tables.
-        4. The lease is checked after the tables are opened and before the generation is registered.
-           A driver that had lost its lease has just fenced off its successor from the tables, and
-           must not go on.
+           older than the shards, a shard refuses this driver, before this driver has fenced other
+           drivers off from the tables. 4. The lease is checked after the tables are opened and
+           before the generation is registered. A driver that has lost its lease has just fenced its
+           successor off from the tables, and must stop.
         """
         query, storage, output = setup.query, setup.query.storage, setup.output
         is_interrupted = setup.newest is not None and setup.planned is not None
@@ -366,13 +365,13 @@ class JobRun:
         try:
             storage.prepare(ledger, written, lease.epoch)
         except LeaseError:
-            lease.require_in_ledger()  # raises the error of a driver that has lost its lease
+            lease.require_in_ledger()  # Raises LeaseError if this driver has lost its lease.
             raise _OutrankedError(storage.newest_epoch()) from None
 
     def _run_batches(self, loop: BatchLoop, setup: _Setup) -> bool:
         """Run the steps of a rebuild, or read all records.
 
-        Return whether the run must go on with a new query and new clients: the topics have new
+        Return whether the run must continue with a new query and new clients: the topics have new
         partitions to read, or files of the clients were replaced.
         """
         if self.steps is None:
@@ -449,7 +448,7 @@ class JobRun:
         """
         formerly = ledger.renames.former_names(self.job.pipeline.name)
         for former in formerly:
-            # Runs by the former name have failed until its file had the new name.
+            # Under the former name, runs failed until the file had the new name.
             ledger.failures.clear(former, *KINDS)
         writers = table_sinks(self.job, self.settings, spark, formerly)
         published: Published | None = None
@@ -603,7 +602,7 @@ def require_reachable(master: str, locations: Sequence[str]) -> None:
 
 
 class _RegistryAwayError(Exception):
-    """The schema registry is away, after so many records were read."""
+    """The schema registry cannot be reached. `read` is the number of records read before."""
 
     def __init__(self, away: RegistryAway, read: int) -> None:
         super().__init__(away, read)
@@ -612,7 +611,7 @@ class _RegistryAwayError(Exception):
 
 
 class _OutrankedError(Exception):
-    """A shard was written under a newer lease than this driver's, the ledger's newest."""
+    """A shard was written under a newer lease than the ledger's newest, which this driver holds."""
 
     def __init__(self, epoch: int) -> None:
         super().__init__(epoch)

@@ -38,7 +38,7 @@ from sluice.plan import Job, Layers
 class QueryTasks:
     """Makes the tasks of a job's query.
 
-    Each stage needs the types that are known after the stage before it.
+    Each stage needs the types that are known after the previous stage.
     """
 
     job: Job

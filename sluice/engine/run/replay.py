@@ -23,7 +23,7 @@ class ReplayStep:
     ends: Positions
     """The batch's end offsets, for the partitions that existed when the batch first ran."""
     begun: int | None = None
-    """The time at which the batch began, epoch ms; None for now."""
+    """The time at which the batch began, epoch ms; None for the current time."""
     partitions: Mapping[str, int] | None = None
     """Topic → its number of partitions when the batch first ran; None for the current numbers."""
     by_clock: bool = False
@@ -58,7 +58,7 @@ def divided(
         most = most_records()
         share = min(most / unread, 1)
         if most / 2 < unread <= most:
-            # All of the rest would be a large last batch.
+            # If this batch took all of the rest, the last batch would be large.
             share = _SHARE_BEFORE_LAST
         for topic, starts in position.items():
             for partition, start in starts.items():
@@ -73,7 +73,7 @@ def join_steps(
     begin: Positions,
     most: int,
 ) -> list[ReplayStep]:
-    """Join steps into steps of at most `most` records, if results do not depend on their ends.
+    """Join steps into steps of at most `most` records, unless results depend on where steps end.
 
     Many small batches replay much faster when joined. `types` has the DDL type of each store's
     values.

@@ -95,7 +95,7 @@ class Advances:
         operators: Iterable[PlannedOperator],
         workers: int,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield rows with a report of each operator for every worker.
+        """For each operator, yield a report for every worker.
 
         The report of an operator without rows is empty.
         """
@@ -120,8 +120,8 @@ class Advances:
 def only_last_times(operators: Iterable[PlannedOperator]) -> frozenset[int]:
     """Return the operators that need only their stream time after the batch, not at each position.
 
-    Three conditions hold for such an operator: its rows contain the stream times; its results do
-    not wait for stream time; and no operator is chained to it, because the results of a chained
+    An operator must meet three conditions: its rows contain the stream times; its results do not
+    wait for stream time; and no operator is chained to it, because the results of a chained
     operator might wait for stream time.
     """
     operators = [*operators]
@@ -202,8 +202,8 @@ class ReportAdvances:
             complete &= has_key
         if edge.requires_value:
             complete &= has_value
-        # A table's change advances stream time once. Its old value directly precedes its new value
-        # and has the same time, so an old value is left out if the next row replaces it, and
+        # A table's change must advance stream time once. An old value directly precedes its new
+        # value and has the same time. So leave out an old value if the next row replaces it and
         # advances stream time itself. A deleted row has only the old value, and the new value may
         # have no key.
         is_replaced = replaced_values({name: rows.column(name) for name in CHANGE_OF_ROW}, is_old)

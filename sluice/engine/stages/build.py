@@ -1,4 +1,4 @@
-"""Builds a job's operators from the plan, the author's functions, and types that Spark resolved."""
+"""Builds a job's operators from the plan, the author's functions, and the resolved types."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def _make(
             )
         case plan.ProcessParameters():
             return partial(_process, action, operator.step.at)
-        case _:  # the planned action is the operator itself
+        case _:  # The planned action is the operator itself.
             assert not isinstance(action, plan.CallParameters | plan.TableLookupParameters)
             return partial(copy, action)
 
@@ -316,7 +316,7 @@ def _calculation(
         return partial(_custom, action)
     functions: list[Function] = []
     for (name, text, parameters), kind in zip(action.functions, arguments, strict=True):
-        # count() has no argument.
+        # `count()` has no argument, so it has no type.
         argument = None if text is None else kind
         functions.append(_function(name, argument, parameters, is_read))
     if action.plain:
@@ -375,14 +375,14 @@ def _custom(action: plan.PythonAggregateParameters) -> Calculation:
 
 
 def _type_of(contract: Reference | None) -> Any:
-    """Return a contract; Any for plain JSON data, which has none."""
+    """Return a contract, or Any for plain JSON data."""
     if contract is None:
         return Any
     return contract.value
 
 
 def _function_of(function: Reference | None) -> Callable[..., Any] | None:
-    """Return an author's function; None if the author has given none."""
+    """Return an author's function; None if the author has set no function."""
     if function is None:
         return None
     value: Callable[..., Any] = function.value

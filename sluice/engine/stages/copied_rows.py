@@ -24,7 +24,7 @@ class CopiedRows:
         self._changed: dict[str, None] = {}
 
     def read(self, side: int, key: str) -> str | None:
-        """Return the value of a row as JSON; None without a row."""
+        """Return the value of a row as JSON; None if there is no such row."""
         name = f"{side}:{key}"
         if name not in self._values:
             self.load([name])
@@ -43,7 +43,7 @@ class CopiedRows:
                 self._versions[name] = row.version
 
     def put(self, side: int, key: str, value: str | None) -> None:
-        """Change or delete a row, which has been loaded."""
+        """Change or delete a row that `load` has loaded."""
         name = f"{side}:{key}"
         self._values[name] = value
         self._changed[name] = None

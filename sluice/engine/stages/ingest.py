@@ -43,7 +43,7 @@ from sluice.values.row_order import END_OF_RECORD, START
 
 @dataclass(kw_only=True)
 class _TaskResults(TaskResults):
-    """What a task of a batch has collected: results, windowed records, advances of stream time."""
+    """The results, windowed records and advances of stream time that a task has collected."""
 
     windowing: Windowing
     windowed: WindowedRecords
@@ -107,7 +107,8 @@ class Ingest(TaskOfBatch):
     @override
     def run(self, batches: Iterator[pa.RecordBatch], task: RunningTask) -> Iterator[pa.RecordBatch]:
         results: _TaskResults | None = None
-        # The rows of one record have the number of them all, so they must be counted together.
+        # Each row of a record has the number of all the record's rows, so they must be in one
+        # batch.
         if self.operators:
             batches = whole_records(batches)
         for batch in batches:
@@ -317,8 +318,8 @@ class Ingest(TaskOfBatch):
                 in_part = np.ones(len(times), bool)
             else:
                 in_part = mask
-            # Stream time never goes back before the time up to which windows are closed, even if a
-            # partition that was idle has records again.
+            # Stream time never falls below the time up to which windows are closed, even if a
+            # partition that was idle gets records again.
             closed = task.before.times.get(f"{CLOSED}/{operator.clock}", BEFORE_ALL)
             before, after = advance(
                 times,
@@ -352,7 +353,7 @@ def whole_records(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 
 
 def _rows_of_last_record(batch: pa.RecordBatch, following: pa.RecordBatch) -> int:
-    """Return how many rows of a batch's last record it has, if the next batch has more of them."""
+    """Return how many rows of its last record a batch has, if `following` has more of them."""
     count: int = batch.num_rows
     last, begin = count - 1, 0
     for name in ("_offset", "_partition", "_source"):

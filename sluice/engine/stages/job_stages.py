@@ -298,7 +298,7 @@ def _edge_columns(edge: Edge, kinds: list[str]) -> list[Column]:
 
 
 def _argument_types(job: Job, edge: Edge, earlier: list[str], kinds: list[str]) -> list[str]:
-    """Return the types of an aggregate's arguments; those of its earlier edges are `earlier`.
+    """Return the types of an aggregate's arguments. `earlier` are those from its earlier edges.
 
     A cogrouped stream has no type for the arguments of other streams.
 
@@ -353,7 +353,7 @@ def _fields(kind: str) -> frozenset[tuple[str, str]]:
 
 
 _JOINED = ", ',', "
-"""In a call of SQL's `concat` that makes a JSON list: the text between the SQL of two elements."""
+"""The SQL between two elements in a call of SQL's `concat` that makes a JSON list."""
 _WRITTEN_AS_TEXT = ("tinyint", "smallint", "int", "bigint", "boolean")
 
 

@@ -45,8 +45,8 @@ from sluice.values.windowed_keys import split_windowed_key
 _NUMBER = "number"
 """The name of a column with the numbers of rows."""
 _ROWS_UNCHECKED = 100
-"""A task checks once per so many rows whether it has collected so many results that it must pass
-them on."""
+"""A task checks once per this many rows whether it has so many results that it must pass them
+on."""
 
 
 class OperatorRun:
@@ -169,14 +169,13 @@ class OperatorRun:
 
     @property
     def _number_of_states(self) -> int:
-        """The number of the operator whose states say when this operator's results are due."""
+        """The number of the operator whose states tell when this operator's results are due."""
         return self.spec.number
 
     def _due_until(self, until: int) -> list[str]:
         """Return the keys with results that are due at `until`.
 
-        The time `until` is a stream time, or for a table that expires by the clock a time of the
-        clock.
+        `until` is a stream time, or a clock time for a table that expires by the clock.
         """
         if self._releasing is not None and self._releasing.by_clock:
             return self._stored.wall_due(self.spec.number, until)
@@ -252,9 +251,9 @@ class OperatorRun:
         return states
 
     def _states_in_store(self, keys: Sequence[str]) -> dict[str, Any]:
-        """Return the states of a table, made from the rows of its store.
+        """Return the states of a table's keys, made from the rows of its store.
 
-        Empty if no result depends on them.
+        Empty if no result depends on these states.
         """
         if not self.spec.plan.sends_old_values:
             return {}
@@ -267,16 +266,15 @@ class OperatorRun:
     def is_independent(self) -> bool:
         """Return whether the results of a key depend on no other key.
 
-        The results of other operators wait for stream time, or depend on tables' rows, which have
-        other keys.
+        Otherwise, results wait for stream time, or depend on tables' rows, which have other keys.
         """
         return self.releases is None and not self.operator.reads_tables
 
     def process_by_key(self, rows: OperatorRows, output: StageOutput) -> Iterator[pa.RecordBatch]:
         """Process all rows of the batch key by key. Yields the results.
 
-        Only for an operator that `is_independent` and has no listeners. When a key's rows have been
-        processed, its states and results are forgotten, to free their memory.
+        Call this only for an operator that is `is_independent` and has no listeners. When a key's
+        rows have been processed, its states and results are forgotten, to free their memory.
         """
         for keyed, part in rows.by_key():
             if keyed is None:
@@ -384,7 +382,7 @@ class OperatorRun:
                 old_row = None
             else:
                 process(row, output)
-            # Asking `has_many_rows` after each row would take longer than it saves.
+            # Checking `has_many_rows` after each row would take longer than it saves.
             if number % _ROWS_UNCHECKED == 0 and output.has_many_rows:
                 yield from output.take()
 
@@ -396,8 +394,8 @@ class OperatorRun:
         """
         if not self.operator.takes_changes:
             return frozenset()
-        # One record may change several rows of a group. `foreign` is the key of the changed row,
-        # and tells them apart.
+        # One record may change several rows of a group. `foreign`, the key of the changed row,
+        # tells these changes apart.
         keys = rows.columns["key"]
         same_key = boolean_mask(pc.equal(keys.slice(0, max(len(keys) - 1, 0)), keys.slice(1)))
         replaced = replaced_values(rows.columns, boolean_mask(rows.columns["old"]))[:-1] & same_key
@@ -424,8 +422,8 @@ class OperatorRun:
         key = row.key
         if self.releases is not None and key is not None:
             self._unscheduled[key] = None
-        # With these times, no result of the key is due: `release` sends the due results of all
-        # keys after the row.
+        # After the row, no result of the key is due any more until the batch's next advance:
+        # `release` sends the due results of all keys.
         if self._processes_due:
             row.before = row.after = BEFORE_ALL
         state = self.states.get(key)  # type: ignore[arg-type]  # the key may be None
@@ -450,12 +448,12 @@ class OperatorRun:
         return self.states[key]
 
     def expect_rows(self, keys: Iterable[str]) -> None:
-        """Prepare for results of these keys, which the operator before it now sends one by one."""
+        """Prepare for results of these keys, which the previous operator now sends one by one."""
 
     def send_before_close(self, output: StageOutput) -> None:
-        """Send all due results of an operator that reads the states of the operator before it.
+        """Send all due results of an operator that reads the previous operator's states.
 
-        Called before that operator forgets its states.
+        Called before the previous operator forgets its states.
         """
 
     def close(self, output: StageOutput) -> None:
@@ -467,7 +465,7 @@ class OperatorRun:
         self.finish_keys(output)
 
     def _load_due(self) -> None:
-        """Load the keys that have a due timer or other due state, and are not loaded yet."""
+        """Load the keys that have a due timer or another due state and are not loaded yet."""
         due = self._stored.due(self.spec.number, self.closed)
         now, timer_before = self._stored.before.now, self._timer_before()
         if self.operator.has_wall_timers and (
@@ -611,7 +609,7 @@ class OperatorRun:
                     number, key, encode_state(state), operator.due(state), wall, replaces=replaced
                 )
             elif replaced is not None:
-                # A later batch must find this tombstone, not the state of an earlier batch.
+                # Without this tombstone, a later batch would find the state of an earlier batch.
                 yield State(number, key, None, replaces=replaced)
 
     def shared_states(self) -> Iterator[State]:

@@ -29,7 +29,7 @@ class DueKey(NamedTuple):
 
 
 class MomentOfTimeline(NamedTuple):
-    """The `Moment` at a position of a timeline."""
+    """A `Moment` that is given by a position in a timeline."""
 
     timeline: Timeline
     position: Position
@@ -51,7 +51,7 @@ class ClockTime:
         self.headers: Mapping[Position, str] = {}
 
     def closing_position(self, due: int) -> Position:
-        """Return the position of a result: before all rows, or after them if it is not due yet."""
+        """Return the position of a result: before all rows if it is due, or else after them."""
         if due <= self.closed_after:
             return BEGIN
         return END
@@ -149,7 +149,7 @@ class UnmatchedSearches(Releases):
         self._next_advance = 0
         """The number of the first advance of stream time that has not been processed."""
         # Kafka Streams searches for due keys only when it processes a record. Here, stream time may
-        # also have gone on without records, so a search must come before the first record.
+        # also have advanced without records, so a search must come before the first record.
         self._begins_with_search = timeline.went_on_when_idle
 
     def next(self, position: Position, *, inclusive: bool) -> DueKey | None:
@@ -157,7 +157,7 @@ class UnmatchedSearches(Releases):
             head = self._head()
             if self._current is not None and head is not None and head[0] <= self._current[1]:
                 return self._pop(self._current[0])
-            # The current search has found its last key. Go on to the next search, if it comes
+            # The current search has found its last key. Continue with the next search, if it comes
             # before `position`.
             self._current = None
             if self._begins_with_search:

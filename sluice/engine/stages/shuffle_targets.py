@@ -48,7 +48,8 @@ class ShuffleTarget:
     value: str
     foreign: str | None
     path: str | tuple[bytes, bytes]
-    """The name of the column with the path, or the bytes before and after the result's path."""
+    """The name of the column with the path, or two texts: the bytes before and after the result's
+    path."""
 
     @classmethod
     def of(cls, edge: Edge) -> Self:

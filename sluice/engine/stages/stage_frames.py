@@ -1,4 +1,4 @@
-"""Runs stages on Spark: sends rows to workers, operators and, if later steps need it, Spark SQL."""
+"""Runs stages on Spark: sends rows to workers and operators, and to Spark SQL if needed."""
 
 from __future__ import annotations
 

@@ -119,8 +119,8 @@ class Released(NamedTuple):
     timer: str = ""
     """The name of the wall-clock timer that sends the results; empty if stream time sends them."""
     cause: int = 0
-    """The number of the record or timer that set this timer. It tells apart timers that have the
-    same name and the same time."""
+    """The number of the record or timer that set this timer. It distinguishes timers with the same
+    name and time."""
 
 
 class Listener(Protocol):
@@ -154,7 +154,7 @@ class StageOutput:
     _results: int = 0
     """Number of results of the current row."""
     _rows: list[tuple[Any, ...]] = field(default_factory=list)
-    """Rows, with the values of `_COLUMNS`."""
+    """Rows, as tuples of the values of `_COLUMNS`."""
     _batches: list[pa.RecordBatch] = field(default_factory=list)
     """Batches of rows that were made as columns."""
     _held: list[tuple[Any, ...]] | None = None
@@ -163,7 +163,8 @@ class StageOutput:
     passed_over: PassedOver = field(default_factory=PassedOver)
     """The rows that operators have passed over."""
     _passed_over: list[tuple[int, int, bytes, int, Outcome]] = field(default_factory=list)
-    """For each row that was passed over since `settle`: operator, origin, path, side, and why."""
+    """For each row that was passed over since `settle`: operator, origin, path, side, and
+    outcome."""
 
     @property
     def cause(self) -> int:
@@ -177,7 +178,7 @@ class StageOutput:
     def has_many_rows(self) -> bool:
         """Whether to take the results before all rows are processed, because there are many.
 
-        False if only a key's last result matters. This result is known only after all rows.
+        False if only a key's last result matters, because it is known only after all rows.
         """
         return len(self._rows) > _MANY_ROWS and not self.only_stored
 
@@ -236,8 +237,8 @@ class StageOutput:
                 headers=headers,
             )
             listener.process(row, self)
-            # The listener has set the operator and the headers for its own results, so they are set
-            # back.
+            # The listener has set the operator and the headers for its own results, so restore
+            # them.
             self.operator, self.headers = operator, headers
 
     def _append(
@@ -292,7 +293,7 @@ class StageOutput:
     def _release_path(self, released: Released, rank: int | None) -> bytes:
         """Return the path of results that are sent because time has advanced.
 
-        If given, `rank` takes the place of the time at which the results were due.
+        If given, `rank` replaces the time at which the results were due.
         """
         assert self.operator is not None
         sequence, _, row_path = self.position
@@ -412,7 +413,7 @@ class StageOutput:
             self._passed_over.append(noted)
 
     def settle(self, operator: StageOperator, rows: OperatorRows) -> None:
-        """Find out what has become of the records whose rows the operator has passed over.
+        """Determine the outcomes of the records whose rows the operator has passed over.
 
         `rows` are the rows that the operator has processed one by one.
         """
@@ -456,7 +457,7 @@ class StageOutput:
     ) -> pa.RecordBatch | None:
         """Add the results that an operator has computed as columns, and return them as rows.
 
-        `rows_of` are the same rows as `keyed`. Returns None if there are no results.
+        `rows_of` has the same rows as `keyed`. Returns None if there are no results.
         """
         for reason, dropped in results.dropped.items():
             self._count_rows(f"{reason}/{operator.plan.name}", rows_of.values_at("origin", dropped))
@@ -560,7 +561,7 @@ class StageOutput:
         return rows(count, arrays)
 
     def _without_replaced(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows without results that a later one of the same key replaces in a store."""
+        """Return the rows, without results that a later one of the same key replaces in a store."""
         of_stores = pc.is_in(batch.column("target"), pa.array(self.only_stored, pa.int32()))
         is_kept = boolean_mask(pc.invert(pc.and_(batch.column("emitted"), of_stores)))
         stored = np.flatnonzero(~is_kept)

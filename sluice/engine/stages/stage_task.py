@@ -79,7 +79,7 @@ class Stage(TaskOfBatch):
     def _has_due_results(self, before: StreamTimes, worker: int) -> bool:
         """Return whether a wall-clock timer or a held-back result of the worker is due.
 
-        The stage must then run even without rows.
+        If so, the stage must run even without rows.
         """
         for operator in self.operators:
             timer = before.timer_due(operator.plan.name, worker)
@@ -158,7 +158,7 @@ class StageRows:
         self.by_target: dict[int, list[dict[str, pa.Array]]] = {}
         """Operator → the columns of its rows in each batch."""
         self.reports: dict[int, list[bytes]] = {}
-        """Operator → the reports of where its stream time advances."""
+        """Operator → the reports on where its stream time advances."""
         self.worker: int | None = None
         """The worker that owns the rows; None if there are no rows for the stage."""
         self.size = 0
@@ -240,7 +240,7 @@ class StageRun:
     ) -> None:
         self.operators = operators
         self.answers = answers
-        """Number of an operator that asks a service or a database → its `RecordedAnswers`."""
+        """Number of an operator that calls a service or a database → its `RecordedAnswers`."""
         self.listeners: dict[int, list[OperatorRun]] = {}
         """Operator → the operators that get its results directly."""
         for operator in operators.values():
@@ -294,7 +294,7 @@ class StageRun:
             elif run.is_independent and not listeners:
                 yield from run.process_by_key(rows, self.output)
             else:
-                # Each step replaces `rows`, so that the copy that is no longer needed is freed.
+                # Each step replaces `rows`, which frees the copy that is no longer needed.
                 if all(each.operator.takes_columns for each in runs):
                     rows = run.process_columns(rows, self.output, listeners)
                 self._load(runs, rows)
@@ -367,7 +367,7 @@ class StageRun:
     def timers_after(self) -> dict[str, int]:
         """Return when the earliest timers and held-back results are due after the batch.
 
-        There is a time for each processor with timers, and for each operator that holds back
+        The result has a time for each processor with timers, and for each operator that holds back
         results.
         """
         timers: dict[str, int] = {}

@@ -37,7 +37,7 @@ class _Clock:
 
     @classmethod
     def of(cls, before: int, times: Times, advancing: Mask | bool = True) -> Self:
-        """Return a partition's clock, which only the `advancing` ones of the `times` move on."""
+        """Return a partition's clock. Of the `times`, only the `advancing` ones advance it."""
         return cls(
             np.maximum.accumulate(
                 np.concatenate(([before], np.where(advancing, times, BEFORE_ALL)))
@@ -51,14 +51,14 @@ class _Clock:
 
 @dataclass(frozen=True)
 class _PartitionClocks:
-    """The stream times of one partition number, across co-partitioned topics.
+    """The stream times of one partition number, which co-partitioned topics share.
 
     A join of two streams has four different clocks, and a join with a versioned table has three.
     Any other operator has a single clock, under all four names.
     """
 
     counts: Indices
-    """For each number of advances of all partitions, from 0 on: how many of them are of this
+    """At index n: how many of the first n advances of all partitions are advances of this
     partition."""
     all_rows: _Clock
     closed: _Clock
@@ -99,7 +99,7 @@ class Timeline:
             tables.append(open_table(pa.py_buffer(report)).read_all())
         self._reported = pa.concat_tables([*tables, ADVANCES.empty_table()])
         self._order = np.argsort(position_numbers(self._reported), kind="stable")
-        """The indices that sort the advances by position. Their columns are sorted when they are
+        """The indices that sort the advances by position. The columns are sorted when they are
         first read."""
         self._times = self._reported.column("time").to_numpy()[self._order]
         self._sides = self._reported.column("side").to_numpy()[self._order]
@@ -110,8 +110,8 @@ class Timeline:
         """The closed time before the batch. It never decreases, even if an idle partition has
         records again."""
         self._closing_positions: dict[int, Position] = {}
-        """Time → the position at which the closed time reaches it. Many results are due at the same
-        time."""
+        """Time → the position at which the closed time reaches it. Many results share a due time,
+        so each position is computed once."""
         self._partitions: dict[int, _PartitionClocks] = {}
         self._active: list[_PartitionClocks] = []
         """The partitions that windows wait for."""
@@ -138,13 +138,13 @@ class Timeline:
 
     @property
     def went_on_when_idle(self) -> bool:
-        """Whether the batch has no records, and the operator's stream time has gone on."""
+        """Whether the batch has no records, but the operator's stream time has advanced."""
         return self._before.went_on_when_idle(self._operator.clock)
 
     @cached_property
     def _closings(self) -> tuple[Indices, Times]:
         """The advances that increase the closed time, and the closed time after each of them."""
-        # It is the smallest closed time of the active partitions.
+        # The operator's closed time is the smallest closed time of its active partitions.
         closed = np.full(len(self._times) + 1, BEFORE_ALL)
         if self._active:
             closed_by_partition = [clocks.closed.after[clocks.counts] for clocks in self._active]
@@ -313,7 +313,7 @@ class Timeline:
         encoded = pa.array(due).dictionary_encode()
         closings, closed = self._closings
         places = closings[np.searchsorted(closed, np.asarray(encoded.dictionary))]
-        # Many results are due at the same time.
+        # Many results share a due time, so look up each distinct time only once.
         rows = self._table.select([*SORT_KEY, "headers"]).take(pa.array(places)).combine_chunks()
         return {
             name: rows.column(name).combine_chunks().take(encoded.indices)
@@ -377,7 +377,7 @@ class Timeline:
         together = pa.concat_tables([self._reported.select(SORT_KEY), positions.select(SORT_KEY)])
         of_advances, of_rows = np.split(position_numbers(together), [len(self._times)])
         of_advances = of_advances[self._order]
-        # The places of sorted numbers are found in a fraction of the time.
+        # Finding the places takes a fraction of the time if the numbers are sorted.
         order = np.argsort(of_rows, kind="stable")
         counts_before, counts_after = np.empty_like(order), np.empty_like(order)
         in_order = of_rows[order]

@@ -55,7 +55,7 @@ class ArrowSteps:
         more: Layers,
         by_spark: pa.Schema,
     ) -> Self | None:
-        """Return the steps that compute these columns, as `giving` makes them.
+        """Return the steps that compute these columns, with `giving`.
 
         Return None if Spark must compute the columns, because Arrow cannot compute a step, or
         because Spark's schema, `by_spark`, has other types for the columns.
@@ -133,7 +133,7 @@ class ArrowSteps:
 def _column(name: str, result: Result, count: int) -> pa.Array:
     """Return a plain column.
 
-    It cannot fail: if a column can fail, the plan has a fallible expression for it.
+    A plain column cannot fail: the plan uses fallible expressions for all others.
     """
     if result.failed is not None:
         raise ArithmeticError(f"the column {name} has no result for a record")
@@ -181,7 +181,7 @@ def _fallible_columns(
 ) -> dict[str, pa.Array]:
     """Return the columns of a fallible expression: its results, the text of its key, and its error.
 
-    The expression is evaluated only for rows that have passed the filters before. For other rows,
+    The expression is evaluated only for rows that have passed the earlier filters. For other rows,
     all columns are null.
     """
     passed = mask_of(evaluate(fallible.passed, columns, count).values, count)
@@ -258,7 +258,7 @@ def _causes(
 
 
 def _is_not_finite(values: pa.Array) -> Mask | None:
-    """Return the rows whose value contains NaN or infinity.
+    """Return a mask of the rows whose value contains NaN or infinity.
 
     Return None if the type contains no doubles.
     """
@@ -277,7 +277,7 @@ def _is_not_finite(values: pa.Array) -> Mask | None:
 
 
 def _any_element(lists: pa.Array, elements: Mask | None) -> Mask | None:
-    """Return the rows whose list has at least one of the elements that the mask marks."""
+    """Return a mask of the rows whose list has an element marked in `elements`."""
     if elements is None:
         return None
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()

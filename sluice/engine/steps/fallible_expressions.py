@@ -41,7 +41,7 @@ def with_columns(
 ) -> DataFrame:
     """Add the plain columns, and the columns of each fallible expression.
 
-    The columns of a fallible expression are a struct of its results, the key text and the error
+    A fallible expression has three columns: a struct of its results, the key text, and the error
     text, which is null unless the expression fails. No column may read another column. All columns
     are added at once, because Spark analyzes the whole query again for every step that is added to
     it. Raises Unresolved if Spark cannot resolve an expression.
@@ -59,8 +59,8 @@ def with_columns(
     try:
         return _with_errors(with_structs, fallibles, parts)
     except PySparkException:
-        # In rare cases, sqlglot has written a part in a way that Spark cannot resolve. A failure of
-        # this part gets no text of its own.
+        # In rare cases, sqlglot has written a part in a way that Spark cannot resolve. If this part
+        # fails, its failure gets no text of its own.
         resolved = [_resolved_parts(with_structs, expression_parts) for expression_parts in parts]
     try:
         return _with_errors(with_structs, fallibles, resolved)

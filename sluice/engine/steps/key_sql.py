@@ -44,7 +44,7 @@ def key_sql(sql: str, kind: spark.DataType) -> str:
 
 
 def _has_doubles(kind: spark.DataType) -> bool:
-    """Return whether a key may have doubles, which Spark does not write as Python does."""
+    """Return whether a key may contain doubles, which Spark and Python write differently."""
     match kind:
         case spark.DoubleType() | spark.FloatType() | spark.VariantType():
             return True
@@ -69,7 +69,7 @@ def _plain(sql: str, kind: spark.DataType) -> str:
     match kind:
         case spark.StringType():
             return sql
-        # `key_text` writes no zeros at the end of a decimal.
+        # `key_text` writes no trailing zeros of a decimal.
         case spark.DecimalType() if kind.scale > 0:
             return f"trim(TRAILING '.' FROM trim(TRAILING '0' FROM CAST({sql} AS STRING)))"
         case (

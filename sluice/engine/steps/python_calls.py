@@ -39,7 +39,7 @@ Function: TypeAlias = Callable[
 
 
 def functions_of(job: Job) -> dict[str, Function]:
-    """Return the job's Python functions, by their names in SQL. They take many records."""
+    """Return the job's Python functions, by their names in SQL. They take many records at once."""
     return {name: call.call_all for name, call in calls_of(job).items()}
 
 
@@ -101,8 +101,8 @@ class PythonCall(_Calls):
         key: str | None,
         value: str | None,
     ) -> dict[str, Any] | None:
-        # A filter does not drop rows, because other branches of the pipeline may read them. The
-        # function is not called for a record that does not reach the step.
+        # A filter does not drop rows, because other branches of the pipeline may read them. So do
+        # not call the function for a record that does not reach the step.
         if not passed:
             return None
         # The function and the decoder are loaded outside of the `try`, because an error while
@@ -148,10 +148,7 @@ class PythonCall(_Calls):
 
 @dataclass(frozen=True)
 class BatchCall(_Calls):
-    """Calls an author's function for many values at once.
-
-    The function is not called for null values, which stay null.
-    """
+    """Calls an author's function for many values at once. Nulls stay null without a call."""
 
     batch: FunctionBatch
 
@@ -201,7 +198,7 @@ class BatchCall(_Calls):
         return [self._outcome(result) for result in listed]
 
     def _arguments(self, texts: list[str]) -> Any:
-        """Return the values as the function takes them."""
+        """Convert the values to the function's argument type."""
         if self.batch.table is None:
             return [self._decode(text) for text in texts]
         column = array_of_json(pa.array(texts), arrow_type(self.batch.table))

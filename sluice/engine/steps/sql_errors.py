@@ -66,7 +66,7 @@ def unresolved_error(job: Job, unresolved: Unresolved) -> TopologyError:
 
 
 def no_result_error(job: Job, message: str) -> EngineError | None:
-    """Return an EngineError if, by Spark's message, an expression has no result for a record.
+    """Return an EngineError if Spark's message says that an expression has no result for a record.
 
     Return None for other messages.
     """
