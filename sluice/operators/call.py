@@ -1,7 +1,7 @@
-"""Steps that ask about each record: `call` asks an author's function, `lookup` a database's table.
+"""Steps with a call for each record: `call` calls an author's function, `lookup` reads a table.
 
-Neither step keeps a state. The task of a stage asks about many rows at once, and records the
-answers in the worker's shard.
+Neither step keeps a state. The task of a stage makes the calls for many rows at once, and records
+the answers in the worker's shard.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sluice.values.stored_values import value_decoder
 from sluice.values.windowed_keys import windowed_key_text
 
 _CALLS_PER_TURN = 20
-"""How many rounds of concurrent calls are made before their answers are recorded. With more rounds,
+"""The number of rounds of concurrent calls before their answers are recorded. With more rounds,
 less time is spent on waiting for the slowest call, but a crash loses more answers."""
 _LOOKED_UP_AT_ONCE = 1_000
 
@@ -98,13 +98,13 @@ class Call(_Stateless):
         key = row.foreign
         if key is not None and row.window is not None:
             key = windowed_key_text(key, row.window)
-        # Each attempt gets a value of its own, because the function may change it.
+        # Each attempt gets its own copy of the value, because the function may change it.
         return self._function(key, self._value(row))
 
     def _ask_many(self, rows: Sequence[Row], size: int) -> list[Any]:
-        """Call with lists of up to `size` values.
+        """Call the function with lists of up to `size` values.
 
-        If a list has failed, call with each of its values alone.
+        If a call with a list fails, call the function with each of its values alone.
         """
         lists = [rows[begin : begin + size] for begin in range(0, len(rows), size)]
         calls = [partial(self._call_many, called_rows) for called_rows in lists]
@@ -161,7 +161,7 @@ class Lookup(_Stateless):
 
     rows_at_once = _LOOKED_UP_AT_ONCE
     source = "the database"
-    """What is read, in errors."""
+    """The name, in errors, of the source that is read."""
 
     def __init__(
         self,

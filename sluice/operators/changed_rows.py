@@ -33,7 +33,7 @@ class ChangedRows(Operator[LatestValue]):
 
     check_old: CheckOld | None
     may_lack_columns: bool
-    """Whether old rows may lack columns: a column that is null was perhaps not sent, and is not
+    """Whether old rows may lack columns. A column that is null may not have been sent, so it is not
     compared."""
     state_type: Any = LatestValue
 

@@ -30,8 +30,8 @@ class Changes(Operator[LatestValue]):
             out.count("null_key")
             return
         old, new = state.value, row.value
-        # A table can delete a row that it does not have, such as a row that a filter never passed.
-        # This changes nothing.
+        # A table may send the deletion of a row that it does not have, such as a row that never
+        # passed a filter. This is no change.
         if old is None and new is None:
             return
         if old is None:

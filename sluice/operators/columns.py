@@ -1,4 +1,4 @@
-"""Rows and results as columns, for operators that process all rows of many keys at once."""
+"""Holds rows and results as columns, for operators that process the rows of many keys at once."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ NO_ROWS: Indices = np.array([], np.intp)
 
 @dataclass(frozen=True)
 class ReleasedResults:
-    """Results that are sent because stream time advances."""
+    """Results that are sent because stream time has advanced."""
 
     key_texts: pa.Array
     """The texts of the keys, by number."""
@@ -174,7 +174,7 @@ class ReleasedResults:
 
 @dataclass(frozen=True)
 class Results:
-    """What the rows of many keys cause: results in order, and rows without results."""
+    """The effects of the rows of many keys: results in order, and rows without results."""
 
     rows: Indices
     """The index of the row that has caused each result, ascending."""
@@ -201,7 +201,7 @@ class Results:
     """Mask of the rows that have to be processed one by one; None if there are none."""
 
     def of_rows(self, indices: Indices) -> Results:
-        """Return the results of rows that have these indices among other rows."""
+        """Renumber the results: `indices` are the indices of their rows among all rows."""
         dropped: dict[str, Indices] = {}
         for reason, rows in self.dropped.items():
             dropped[reason] = indices[rows]
@@ -214,8 +214,8 @@ S = TypeVar("S")
 class KeyStates(Sequence[S]):
     """The states of many keys, by the numbers of the keys.
 
-    The state of a key that has none yet is made when it is first read. In a batch with many keys,
-    most keys of a join or of short windows have no state, neither before the batch nor after it.
+    If a key has no state, its state is made when it is first read. In a batch with many keys, most
+    keys of a join or of short windows have no state, neither before the batch nor after it.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ class KeyStates(Sequence[S]):
     def __getitem__(self, at: int | slice) -> S | list[S]:
         if isinstance(at, slice):
             return [self._state(key) for key in self._keys[at]]
-        # `_state` has the same lines; to call it would take as long as they do.
+        # `_state` has the same lines, but calling it would take as long as the lines themselves.
         key = self._keys[at]
         state = self._states.get(key)
         if state is None:
@@ -265,7 +265,7 @@ class KeyStates(Sequence[S]):
 class RowFailedError(Exception):
     """A row has failed.
 
-    Only if the rows are processed one by one is it known for which row an author's code fails.
+    To find the row for which an author's code fails, process the rows one by one.
     """
 
 
@@ -307,11 +307,9 @@ _MOST_PAIRS = 2_000_000
 
 
 def pairs_of_ranges(first: Indices, end: Indices) -> tuple[Indices, Indices] | None:
-    """Return the pairs of a range's number and an index in this range, for all ranges.
+    """For all ranges, return pairs of the range's number and an index in the range.
 
-    A range may end before its first index.
-
-    None if there are so many pairs that they would need too much memory at once.
+    A range may end before its first index. Returns None if the pairs would need too much memory.
     """
     counts = np.maximum(end - first, 0)
     total = int(counts.sum())
@@ -329,8 +327,8 @@ def with_old_values(new: Results, old_values: pa.Array, has_old: Mask) -> Result
     """
     count = len(new.rows)
     replacing = np.flatnonzero(has_old)
-    # Below, `concat_arrays` puts the old values after all new values. Taken in the order `order`,
-    # each old value comes before its new value.
+    # Below, `concat_arrays` puts all old values after all new values. `order` moves each old value
+    # to the place before its new value.
     order = np.argsort(np.concatenate((2 * np.arange(count) + 1, 2 * replacing)))
     values = pa.concat_arrays([new.values, old_values.take(pa.array(replacing))]).take(
         pa.array(order)

@@ -1,7 +1,8 @@
 """Makes many calls at the same time, each with a time limit, and repeats calls that fail.
 
-All calls of a process run in one event loop, which has a thread of its own. So an author's async
-functions can share a client, and the caller may itself run in an event loop, such as a notebook's.
+All calls of a process run in one event loop, which has a thread of its own. An author's async
+functions can therefore share a client, and the caller itself may run in an event loop, such as a
+notebook's.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _LONGEST_WAIT_SECONDS = 60
 
 
 class Calls:
-    """Makes the calls of one step, as its policy says.
+    """Makes the calls of one step by the step's policy.
 
     `step` names the step in errors. `is_async`: the calls return awaitables at once, so they need
     no threads.
@@ -42,10 +43,9 @@ class Calls:
     def all(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
         """Return the results of calls, in their order.
 
-        Instead of a result, there is the exception of a call that has failed.
-
-        A call may return an awaitable, which is then awaited. If a call fails with an exception
-        that must end the run (see `rejects_record`), this exception is raised.
+        For a call that has failed, the list has the exception. If a call returns an awaitable, it
+        is awaited. If a call fails with an exception that must end the run (see `rejects_record`),
+        this exception is raised.
         """
         return asyncio.run_coroutine_threadsafe(self._all(calls), _event_loop()).result()
 
@@ -87,8 +87,8 @@ class Calls:
         done, _ = await asyncio.wait({task}, timeout=self._policy.timeout_ms / 1_000)
         if done and not task.cancelled():
             return task.result()
-        # A coroutine that suppresses its cancellation must not hold up the batch, so nothing waits
-        # for it.
+        # A coroutine that suppresses its cancellation must not hold up the batch, so do not wait
+        # for the coroutine.
         task.cancel()
         raise TimeoutError(f"no result within {duration_text(self._policy.timeout_ms)}")
 

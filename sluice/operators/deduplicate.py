@@ -1,4 +1,4 @@
-"""Deduplication: drop a record if another record with the same id has passed recently."""
+"""Drops a record if another record with the same id has passed recently."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Deduplicate(Operator[list[int]]):
     def process(self, state: list[int], row: Row, out: Output) -> None:
         if row.key is not None:
             # At the end of each batch, the engine makes the keys forget expired times. Forget them
-            # before each row, too, so that the result does not depend on where batches end.
+            # before each row, too: otherwise, the result would depend on where batches end.
             self.close(state, row.key, row.after, out)
             if any(abs(row.time - passed) <= self.within_ms for passed in state):
                 out.count("duplicate")

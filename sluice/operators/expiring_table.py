@@ -1,4 +1,4 @@
-"""A table whose rows expire."""
+"""An operator for a table whose rows expire."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ExpiringRow(msgspec.Struct, array_like=True):
     value: str | None = None
     time: int = -1
     expires: int | None = None
-    """Epoch ms; None for a row that does not expire."""
+    """The time at which the row expires, epoch ms; None for a row that does not expire."""
 
 
 class ExpiringTable(Operator[ExpiringRow]):

@@ -55,7 +55,10 @@ class Allowance:
 
 
 def clauses_of(allowances: Iterable[tuple[Allowance, float, float]]) -> list[str]:
-    """Return a sentence for each allowance that has been exceeded, with its costs in seconds."""
+    """Return a sentence for each allowance that has been exceeded.
+
+    `allowances`: each allowance, with the CPU seconds and the gigabyte seconds used.
+    """
     sentences: list[str] = []
     for allowance, cpu_seconds, gigabyte_seconds in allowances:
         exceeded = allowance.budget.exceeded(cpu_seconds, gigabyte_seconds)

@@ -195,7 +195,7 @@ def _first_of_month(month: int) -> int:
 
 
 def _clock(ms: int) -> datetime:
-    """Return the date and time at a local time or an instant in UTC, within Python's calendar."""
+    """Convert ms (local, or an instant in UTC) to a naive datetime within Python's calendar."""
     return _EPOCH + timedelta(milliseconds=min(max(ms, _EARLIEST), _LATEST))
 
 

@@ -211,7 +211,7 @@ class DebeziumEnvelope(Wrapper):
     def _values_of(self) -> Callable[[Any], tuple[Any, ...]] | None:
         """A function that reads the values of a row's columns.
 
-        None if a row that lacks columns can have the value None nowhere.
+        None if a column that was not sent may still get a value.
         """
         kind = type_info(row_type(self._changes))
         if not isinstance(kind, inspect.StructType) or any(self._columns.values()):
@@ -261,7 +261,7 @@ _CHANGE = b'{"kind":"%b","old":%b,"new":%b}'
 def _are_of_key(
     sent: set[str], columns: Mapping[str, Raw], names: Set[str], key: bytes | None
 ) -> bool:
-    """Return whether a row has columns beyond the record's key, and all of these are null."""
+    """Return whether a row has columns besides those of the record's key, and all are null."""
     if not sent:
         return True
     of_key = _columns_of_key(key)

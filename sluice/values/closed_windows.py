@@ -1,4 +1,4 @@
-"""Which windows have closed: the names of the times that say so, and the windows that follow."""
+"""Names the times up to which windows have closed, and lists the windows that have closed since."""
 
 from __future__ import annotations
 

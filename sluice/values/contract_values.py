@@ -157,7 +157,7 @@ def _time_text(time: datetime) -> str:
             in_utc = time.astimezone(UTC)
         except (
             OverflowError
-        ):  # UTC has no such time: for a declared time, `json_limits.require_time` raises an error
+        ):  # UTC lacks this time. If it is declared, `json_limits.require_time` raises an error.
             return time.isoformat(timespec="microseconds")
     return f"{in_utc.replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
 

@@ -1,4 +1,4 @@
-"""Times in JSON as whole numbers of seconds, milliseconds or microseconds since 1970 in UTC."""
+"""Declares times in JSON as whole numbers of seconds, milliseconds or microseconds since 1970."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def epoch_us(field: str) -> EpochTime:
 
 
 def decoder(contract: Any) -> Callable[[bytes], Any]:
-    """Return a contract's decoder for JSON with whole numbers for EpochMillis and the like."""
+    """Return a decoder for the contract's JSON, in which EpochMillis etc. are whole numbers."""
     written = _json_type(contract)
     if written is contract:
         return msgspec.json.Decoder(contract).decode

@@ -101,7 +101,7 @@ def refuse_nesting(text: bytes) -> None:
 
 
 def is_surely_shallow(text: bytes) -> bool:
-    """Return whether JSON has too few brackets to be too deep, even with none in a string."""
+    """Return whether JSON certainly has too few brackets to be nested too deep."""
     return text.count(b"[") + text.count(b"{") <= MOST_LEVELS
 
 

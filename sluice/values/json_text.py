@@ -56,6 +56,6 @@ def encode_bytes(json: str) -> bytes:
 
 
 def encode_text(json: str) -> bytes:
-    """Encode for `to(topic, value=str)`: a string without quotation marks, the rest as JSON."""
+    """Encode for `to(topic, value=str)`: a string without quotation marks, all else as JSON."""
     text: str = msgspec.json.decode(json) if json.startswith('"') else json
     return text.encode()

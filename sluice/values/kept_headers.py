@@ -13,7 +13,7 @@ from sluice.values.dead_letter_headers import PREFIX
 from sluice.values.headers import Headers
 
 KEEPS_HEADERS = ", with the headers of records"
-"""The end of the definition of a store that keeps headers."""
+"""The suffix of the definition of a store that keeps headers."""
 _IN_JSON = f'"key":"{PREFIX}'
 
 _decode_by_name = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -23,7 +23,7 @@ _elements = msgspec.json.Decoder(tuple[msgspec.Raw, msgspec.Raw]).decode
 def kept_headers(text: str | None) -> str | None:
     """Return the headers that a store keeps, as JSON.
 
-    Leaves out Sluice's own headers, which a record has if it was re-driven from a dead letter.
+    Leaves out Sluice's own headers: a record that was re-driven from a dead letter has some.
     """
     if text is None or _IN_JSON not in text:
         return text

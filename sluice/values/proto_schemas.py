@@ -40,7 +40,7 @@ TIMESTAMP = "google.protobuf.Timestamp"
 class ProtoField:
     name: str
     type: str
-    """A scalar type, or the name of a message or an enum as it is written."""
+    """A scalar type, or the name of a message or an enum as in the schema's text."""
     number: int
     label: Literal["", "optional", "required", "repeated"] = ""
     key: str = ""
@@ -137,7 +137,7 @@ class _Parser:
         return message
 
     def _fields(self, message: ProtoMessage, oneof: str) -> None:
-        """Read up to the closing bracket of a message or a oneof."""
+        """Read a message or a oneof up to its closing bracket."""
         while (token := self._next()) != "}":
             match token:
                 case "message":

@@ -35,14 +35,14 @@ class Point:
 
     @property
     def is_beginning(self) -> bool:
-        """Whether the point is before all records."""
+        """Whether the point is the beginning: before all records."""
         return self.time_ms is None and self.offsets is None
 
     @classmethod
     def parse(cls, name: str, text: str) -> Point:
         """Return a point from text: `beginning`, an ISO 8601 time, or `TOPIC/PARTITION/OFFSET,...`.
 
-        Raises QueryError; its message calls the point `name`.
+        Raises QueryError. `name` is the point's name in the error.
         """
         if text == _BEGINNING:
             return cls()

@@ -279,7 +279,7 @@ class JobRun:
         return _TopicOutput(transaction, limits)
 
     def _stores_to_come(self, ledger: Ledger, setup: _Setup) -> frozenset[str]:
-        """Return what this run leaves out because another generation is still computing it."""
+        """Return the stores and steps that this run omits and another generation is computing."""
         if self.plan_without is None or setup.registered is None:
             return frozenset()
         return stores_to_come(ledger, setup.registered, setup.info)

@@ -61,7 +61,7 @@ class KnownTypes:
     """Target and side of an edge → the type of the edge's values."""
 
     def with_edges(self, stage: int, kinds: Kinds) -> tuple[Layers, KnownTypes]:
-        """Return the columns of the edges from a stage, and the types with those of their values.
+        """Return the columns of the edges from a stage, and the types including those of the edges.
 
         `kinds` gives the types of columns over the columns before the edges.
         """

@@ -422,8 +422,8 @@ class OperatorRun:
         key = row.key
         if self.releases is not None and key is not None:
             self._unscheduled[key] = None
-        # After the row, no result of the key is due any more until the batch's next advance:
-        # `release` sends the due results of all keys.
+        # The operator must not send due results itself, so it sees no advance of stream time. After
+        # the row, `release` sends the due results of all keys.
         if self._processes_due:
             row.before = row.after = BEFORE_ALL
         state = self.states.get(key)  # type: ignore[arg-type]  # the key may be None

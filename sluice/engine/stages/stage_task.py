@@ -346,7 +346,10 @@ class StageRun:
                 yield from output.take()
 
     def close(self) -> Iterator[pa.RecordBatch]:
-        """Close all operators in order after the last row: results may go to later operators."""
+        """Close all operators in order after the last row.
+
+        Their results may go to later operators.
+        """
         for number, operator in self.operators.items():
             for listener in self.listeners.get(number, ()):
                 listener.send_before_close(self.output)

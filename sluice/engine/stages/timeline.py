@@ -188,7 +188,7 @@ class Timeline:
         return _PartitionClocks(counts, all_rows, closed, left, right)
 
     def _stored_time(self, suffix: str, number: int) -> int:
-        """Return the stream time before the batch, of all topics' partitions with this number."""
+        """Return the stored stream time that the topics' partitions with this number share."""
         operator = self._operator
         return max(
             self._before.of(f"{operator.clock}{suffix}", topic, number) for topic in operator.topics
@@ -196,9 +196,10 @@ class Timeline:
 
     @cached_property
     def searches(self) -> tuple[tuple[Indices, Times], ...]:
-        """When a join of topics with one partition may search for unmatched records, by side.
+        """The advances at which a join may search for unmatched records, by side.
 
-        These are advances of the side, and the stream time of each of them.
+        Each advance is that of a row of this side. The stream time after each of them is the second
+        array. Only for topics with one partition.
         """
         # Kafka Streams searches for unmatched records only when it processes a record that is not
         # out of order.
@@ -296,7 +297,7 @@ class Timeline:
         return self.closed_before
 
     def advances_until(self, due: Times) -> Times:
-        """Count the advances up to the one with which the closed time reaches each time in `due`.
+        """Count the advances until the closed time reaches each time in `due`.
 
         The count is NEVER if the closed time does not reach the time in this batch.
         """
@@ -388,7 +389,7 @@ class Timeline:
         return counts_before, counts_after
 
     def _follow_their_record(self, positions: pa.Table, counts: Indices) -> Mask:
-        """Return a mask of the rows whose last earlier advance is the start of their own record.
+        """Return a mask of the rows whose latest earlier advance is the start of their own record.
 
         `counts`: for each row, the number of advances before it.
         """

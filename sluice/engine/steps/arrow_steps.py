@@ -224,10 +224,7 @@ def _errors(
     keys: pa.Array | None,
     failed: Mask,
 ) -> pa.Array:
-    """Return each row's error, if the expression fails or its result cannot be written.
-
-    NaN, for example, cannot be written.
-    """
+    """Return each row's error, if the expression fails or its result (such as NaN) has no JSON."""
     errors = np.full(len(failed), None, object)
     unusable = [(_is_not_finite(results), NOT_FINITE) for results in values]
     if keys is not None:

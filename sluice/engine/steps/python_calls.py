@@ -158,7 +158,7 @@ class BatchCall(_Calls):
         keys: Sequence[str | None],
         values: Sequence[str | None],
     ) -> list[Outcome]:
-        """Call the function with batches of the values of the records that reach the step."""
+        """Pass the values of the records that reach the step to the function, in batches."""
         outcomes: list[Outcome] = []
         chosen: list[int] = []
         for number, (reaches, value) in enumerate(zip(passed, values, strict=True)):

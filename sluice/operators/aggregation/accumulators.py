@@ -126,7 +126,7 @@ class ApproximateCountDistinct(InPlace):
 
 
 Parts = tuple[float, ...]
-"""For each percentile, the share of all values that are below it, such as 0.5 for the median."""
+"""For each percentile, the share of all values below it, such as 0.5 for the median."""
 
 
 class ApproximatePercentile(InPlace):
@@ -243,8 +243,8 @@ class Percentile(ValueCounts):
 def _percentile(values: list[Any], ends: list[int], part: float) -> float:
     """Return the number below which the share `part` of all values lies: the median for 0.5.
 
-    `values`: the distinct values, sorted. `ends`: for each of them, how many of all values are at
-    most as large.
+    `values`: the distinct values, sorted. `ends`: for each distinct value, how many of all values
+    are not larger.
     """
     position = (ends[-1] - 1) * part
     below = float(values[bisect_right(ends, math.floor(position))])

@@ -50,7 +50,7 @@ S = TypeVar("S")
 
 
 class TableGroup(msgspec.Struct, Generic[T], array_like=True):
-    """The state of one group of a table's rows."""
+    """The state of one group of rows in the aggregation of a table."""
 
     windows: dict[int, tuple[int, T]]
     """0 → the time of the aggregate, and the aggregate. There are no other keys, as in a state
@@ -139,7 +139,7 @@ class BaseAggregation(Operator[S]):
         out.emit(row.key, result, time, window=window)
 
     def _restore(self, state: Windows, before: Windows) -> None:
-        """Restore the state as of the calculation's last `keep_changes`."""
+        """Restore the state to the calculation's last `keep_changes`."""
         # The engine refers to this dictionary, so it must be changed, not replaced.
         state.clear()
         for start, (time, aggregate) in before.items():
@@ -251,11 +251,11 @@ class SpreadAggregation(Aggregation):
         raise NotImplementedError
 
     def _additions(self, rows: KeyedRows) -> tuple[Additions, Results]:
-        """Return values to add to windows, and dropped and late rows, as results without values."""
+        """Return values to add to windows, and results without values for dropped and late rows."""
         raise NotImplementedError
 
     def _last_in_columns(self, states: KeyStates[Windows], rows: KeyedRows) -> Results | None:
-        """Return the last results of these rows, if SQL functions compute them without an order."""
+        """Return the rows' last results, if SQL functions can compute them regardless of order."""
         return None
 
     def process_columns(
@@ -315,8 +315,8 @@ class SpreadAggregation(Aggregation):
             begins.append(first + begin)
             times_of_window = event_times[first:behind]
             if self.only_last:
-                # Records before a removal do not count for the time of the aggregate that has begun
-                # after it.
+                # The time of an aggregate that has begun after a removal ignores the records before
+                # the removal.
                 latest = max(times_of_window[begin:])
                 if not begin:
                     latest = max(time, latest)
@@ -390,14 +390,14 @@ class SpreadAggregation(Aggregation):
     ) -> None:
         """Set the time and the aggregate of each window, in the order of the rows that begin them.
 
-        `begins`: the place of the addition with which each aggregate begins.
+        `begins`: for each aggregate, the place of the addition with which it begins.
         """
         windows = additions.windows
         numbers, starts = windows.keys.tolist(), windows.starts.tolist()
         has_begun_anew = (begins > windows.first).tolist()
         for place in np.argsort(additions.rows[begins], kind="stable").tolist():
             state, start, timed = states[numbers[place]], starts[place], aggregates[place]
-            # A window that begins anew comes last in the state.
+            # A window that begins anew becomes the last one in the state.
             if has_begun_anew[place] or timed[1] is None:
                 state.pop(start, None)
             if timed[1] is not None:
@@ -598,9 +598,9 @@ class TableAggregate(BaseAggregation[TableGroup[Any]]):
 
         Return None if the change has no effect.
 
-        `held` is the group's time and aggregate before the change; None if the group has none. A
-        function that has removed the aggregate has removed the values of all rows, so that none of
-        them is subtracted later.
+        `held` is the group's time and aggregate before the change; None if the group has none. If a
+        function has removed the aggregate, it has removed the values of all rows, so none of them
+        is subtracted later.
         """
         calculation = self.calculation
         if added is None and (held is None or subtracted is None):
@@ -638,7 +638,7 @@ class TableAggregate(BaseAggregation[TableGroup[Any]]):
         """Make all changes, one after the other."""
         calculation = self.calculation
         results: list[tuple[int, str | None, int, bool]] = []
-        """The row, the value and the time of each result, and whether the value is old."""
+        """For each result: the row, the value, the time, and whether the value is old."""
         values, times, starts = (
             rows.columns["value"].to_pylist(),
             rows.times.tolist(),

@@ -32,7 +32,7 @@ _TYPES: dict[Takes, tuple[type, ...]] = {
     "a condition": (bool,),
     "a value with an order": (*_NUMBERS, str, bool),
 }
-"""What an argument must be → the types that it may have."""
+"""The requirement on an argument → the types that it may have."""
 NAMES = ARGUMENTS.keys() | SUBTRACTABLE | OF_PAIRS | {
     "approx_count_distinct", "first", "last",
 }  # fmt: skip
@@ -42,7 +42,7 @@ NAMES = ARGUMENTS.keys() | SUBTRACTABLE | OF_PAIRS | {
 class Function:
     """An aggregate function with its argument's type.
 
-    If amounts are Decimals, `top(amount, 3)` is `Function("top", Decimal, (3,))`.
+    For example, `top(amount, 3)` of Decimals is `Function("top", Decimal, (3,))`.
     """
 
     name: str
@@ -55,7 +55,8 @@ class Function:
     bigint: bool = False
     """Whether a sum of integers must fit 64 bits, because expressions read it as BIGINT."""
     maps: bool = False
-    """Whether the argument contains maps, which are equal whatever the order of their entries."""
+    """Whether the argument contains maps. Maps are equal even if the order of their entries
+    differs."""
     second: type | None = None
     """The type of the second argument, for a function of two columns."""
 

@@ -1,4 +1,4 @@
-"""Calculations of aggregates, independent of windows, by SQL or by an author's Python functions.
+"""Calculates aggregates, independent of windows, by SQL functions or an author's Python functions.
 
 A calculation accumulates values in an aggregate of type `kind`, which msgspec can encode. The
 result is JSON text.
@@ -71,9 +71,8 @@ class Calculation(Protocol):
     ) -> tuple[Any, int]:
         """Return the aggregate with the values of several rows added, one after the other.
 
-        Also return the index of the value with which the aggregate has begun: of the first value
-        after the last removal, or 0. If only the last value removes the aggregate, the index is 0,
-        too.
+        Also return the index of the value with which the aggregate has begun: the first value after
+        the last removal, or 0. If only the last value removes the aggregate, the index is 0, too.
 
         Appends the result after each value to `results`, if given. Raises the error that `add` or
         `result` would raise for any of the values. The changes of a call that fails cannot be
@@ -170,8 +169,8 @@ class Functions:
     def read(self, value: str | None) -> Any:
         """Decode the functions' arguments. For a null value, all arguments are null."""
         last, arguments = self._last
-        # The windows of a row are computed one after the other, and all get the same value, which
-        # needs to be decoded only once.
+        # The windows of a row are computed one after the other with the same value, so decode the
+        # value only once.
         if value is not last:
             arguments = self._nulls if value is None else self._arguments(value)
             self._last = value, arguments
@@ -301,8 +300,8 @@ class Custom:
 
     `adder(key, aggregate, value)` and `subtractor` get values decoded as `argument_type`;
     `merger(key, earlier, later)` gets the aggregates of two sessions. Aggregates are stored as
-    `value_type`. A function that returns None removes the aggregate: the next value is added to a
-    new initial aggregate, and until then nothing is subtracted.
+    `value_type`. A function that returns None removes the aggregate. The next value is added to a
+    new initial aggregate. Until then, nothing is subtracted.
     """
 
     def __init__(
@@ -371,12 +370,13 @@ class Custom:
     ) -> tuple[Any, int]:
         adder, declared = for_key(self._adder, key), self._declared
         is_plain, copy = self._is_plain, declared.copy_plain
-        # Only windows aggregate rows without a value.
+        # Only windowed aggregations have rows without a value.
         decode: Callable[[Any], Any] = self.read if None in values else self._decode
         begin, rest = 0, iter(values)
         for value in map(decode, rest):
             if aggregate is None:
-                # Few aggregates are removed, so the values are not counted.
+                # Removals are rare. So derive the index from the values that are left, instead of
+                # counting values.
                 begin = len(values) - length_hint(rest) - 1
                 aggregate = self.add(key, None, value)
             else:
@@ -401,7 +401,10 @@ class Custom:
         return self._checked(self._subtractor(key, aggregate, value))
 
     def merge(self, key: str, earlier: Any, later: Any) -> Any:
-        """Return the aggregate of two merged sessions: if one has none, the other's."""
+        """Return the aggregate of two merged sessions.
+
+        If one has no aggregate, return the other's.
+        """
         if earlier is None or later is None:
             if earlier is None:
                 return later
@@ -479,7 +482,7 @@ def _plain_aggregates(declared: Declared) -> Callable[[Any], bool]:
 
 
 class Batched(Custom):
-    """An author's functions, of which the adder takes a list of values.
+    """An author's functions whose adder takes a list of values.
 
     The author promises that the aggregate does not depend on how the values are divided into lists.
     """

@@ -1,9 +1,9 @@
 """Aggregations over windows that contain a fixed number of a key's records.
 
 The order of the records decides which window they belong to; their times do not matter. The result
-is a table by key: the result of each window replaces the result of the window before it. A result's
-time is the largest time of the window's records. Records without a key or a value are dropped and
-not counted.
+is a table by key: the result of each window replaces that of the previous window. A result's time
+is the largest time of the window's records. Records without a key or a value are dropped and not
+counted.
 """
 
 from __future__ import annotations
@@ -164,8 +164,8 @@ class LastRecordsAggregate(CountedAggregation[LatestRecords]):
         This is the first value or, if functions remove the aggregate, the first one after a
         removal.
         """
-        # Few functions can subtract the value that leaves the window, so each
-        # result is computed from all values.
+        # Few functions can subtract the value that leaves the window, so compute each result from
+        # all values.
         calculation = self.calculation
         aggregate = calculation.new_aggregate()
         begin = 0

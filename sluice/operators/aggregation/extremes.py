@@ -33,7 +33,7 @@ from sluice.values.partial_results import larger, smaller
 
 
 class Extreme(Accumulator):
-    """The smallest or largest of the values; without values, None."""
+    """The smallest or largest of the values; None without values."""
 
     choose: np.ufunc
     worst: int

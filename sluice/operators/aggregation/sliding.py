@@ -1,4 +1,4 @@
-"""Aggregations over sliding windows: one window ends at each record, and one starts after it."""
+"""Aggregations over sliding windows: a window ends at each record, and one starts after each."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SlidingAggregate(WindowAggregation):
     ) -> None:
         super().__init__(calculation, window, sends_old_values=sends_old_values)
         self._forgotten: Windows = {}
-        """The windows that have been forgotten before the current row."""
+        """The windows that were forgotten before the current row."""
 
     def _add_row(self, state: Windows, row: Row, out: Output) -> None:
         # Unlike in other windows, Kafka Streams drops records without a value here.
@@ -62,7 +62,8 @@ class SlidingAggregate(WindowAggregation):
         if not is_counted:
             out.count("late")
             out.send_late()
-        # The windows that have not begun again still have rows, which a later result may replace.
+        # Forgotten windows that have not begun again still have rows, which a later result may
+        # replace.
         for start, window in self._forgotten.items():
             state.setdefault(start, window)
 
@@ -140,8 +141,8 @@ class SlidingAggregate(WindowAggregation):
             # preceding window: copy their aggregate.
             if not has_own and previous >= own:
                 copied = self.calculation.copy(state[preceding][1])
-        # The window right after the previous record may not exist yet: the row is the first record
-        # in it.
+        # The window right after the previous record may not exist yet: the row is then the first
+        # record in that window.
         begins_next = (
             previous is not None and own <= previous < row.time and previous + 1 not in state
         )
@@ -188,7 +189,8 @@ class SlidingAggregate(WindowAggregation):
             previous = state[0][0]
         else:
             previous = row.time
-        # The window right after the previous record may not exist yet: the row is its first record.
+        # The window right after the previous record may not exist yet: the row is then the first
+        # record in that window.
         begins_next = previous < row.time and previous + 1 not in state
         containing = [start for start in reversed(starts) if 0 < start <= row.time]
         is_counted = self._add_to_each(state, containing, row, out)

@@ -1,7 +1,7 @@
 """Accumulators over tables for functions such as `max`, whose result may come from a single row.
 
-They keep the values of all rows: if the row with the result changes or is deleted, the value of
-another row becomes the result.
+They keep the values of all rows: if that row changes or is deleted, the value of another row
+becomes the result.
 """
 
 from __future__ import annotations

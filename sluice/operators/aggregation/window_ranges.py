@@ -1,4 +1,4 @@
-"""The windows of many records at once, as ranges of sorted records, if no record is late.
+"""Finds the windows of many records at once, as ranges of sorted records, if no record is late.
 
 Records that are sorted by key and time stand next to each other if they belong to the same window.
 `spread_windows` finds the windows of all keys together, with the same bounds as the operators that
@@ -36,9 +36,9 @@ class TooManyWindowsError(Exception):
 
 @dataclass(frozen=True)
 class Line:
-    """Turns a key and a time into a number: their *place* on a line with a stretch for each key.
+    """Turns a key and a time into a number: their *place* on a line, where each key has a section.
 
-    The stretches are so far apart that windows of different keys do not overlap.
+    The sections are so far apart that windows of different keys do not overlap.
     """
 
     origin: int
@@ -88,8 +88,8 @@ class WindowRanges:
     def over_ranges(self, combine: np.ufunc, values: Integers) -> Integers:
         """Combine the values of each window's records."""
         # `reduceat` combines the values from each border to the next border: the values of a
-        # window, then the values up to the next window, which are left out. It refuses a border
-        # after the last value, so a value that belongs to no window is appended.
+        # window, then the values up to the next window, which are left out. A border after the last
+        # value is an error, so append a value that belongs to no window.
         borders = np.stack((self.first, self.behind), axis=1).ravel()
         combined: Integers = combine.reduceat(np.append(values, 0), borders)[::2]
         return combined

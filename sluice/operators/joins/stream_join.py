@@ -40,7 +40,7 @@ class UnmatchedSearch(msgspec.Struct, array_like=True):
 
     A search takes place when stream time passes `since` plus the window of the current record's
     side. `since` begins as the time of the earliest waiting record, and each search sets it anew
-    (see `look`). If a record is not due in one search, it waits for the next search, and can be
+    (see `look`). If a record is not yet due in a search, it waits for the next search, and can be
     matched meanwhile.
     """
 
@@ -90,7 +90,7 @@ class UnmatchedSearch(msgspec.Struct, array_like=True):
 
 
 class StreamJoin(Operator[Sides]):
-    """Matches records within a window. `lateness` says until when a record waits for matches.
+    """Matches records within a window. `lateness` decides until when a record waits for matches.
 
     A result has the larger time of both records. On an outer side, a record without a match is sent
     with null for the other side, after its window and grace. It is sent immediately if it has no
@@ -120,10 +120,10 @@ class StreamJoin(Operator[Sides]):
     @override
     def begin_batch(self, batch: BatchOfOperator) -> None:
         self.end_batch_at(batch.closed, batch.latest_of_sides)
-        # In Kafka Streams, the stream time of a task decides when the task searches for the
-        # unmatched records of all its keys. With one partition, the join searches at the same
-        # times. With several partitions, the keys of a worker have no common stream time, so each
-        # key's unmatched records are sent when they are due.
+        # A Kafka Streams task searches for the unmatched records of all its keys at once, depending
+        # on the task's stream time. With one partition, the join searches at the same times. With
+        # several partitions, the keys of a worker have no common stream time, so each key's
+        # unmatched records are sent when they are due.
         if batch.is_one_task:
             self.watch()
 
@@ -142,7 +142,10 @@ class StreamJoin(Operator[Sides]):
         return min(stream_time, self.shared.looked)
 
     def end_batch_at(self, closed: int, latest_of_sides: tuple[int, int]) -> None:
-        """Set the batch's last stream times: no record is stored that `close` would forget."""
+        """Set the stream times at the end of the batch.
+
+        The join then does not store records that `close` would forget.
+        """
         left, right = latest_of_sides
         self._passed = min(left, closed), min(right, closed)
 
@@ -152,7 +155,7 @@ class StreamJoin(Operator[Sides]):
             self.shared = UnmatchedSearch()
 
     def new_state(self) -> Sides:
-        # The records say themselves whether they keep headers.
+        # Each record's type tells whether the record keeps headers.
         return Sides(Side(), Side())
 
     def process(self, state: Sides, row: Row, out: Output) -> None:
@@ -193,9 +196,9 @@ class StreamJoin(Operator[Sides]):
     ) -> Results | None:
         """Join all rows at once, if that is possible for their keys.
 
-        The rows of a key of an outer join are left over in two cases: they come from several
-        partitions, so that times go back; or a record of the key is already due when the batch
-        begins, or when the record comes.
+        In an outer join, a key's rows are left over in two cases: the rows come from several
+        partitions, and a later row has an earlier stream time; or a record of the key is already
+        due when the batch begins, or when the record arrives.
         """
         if not self._is_outer:
             results = join_columns(self.lateness, states, rows)
@@ -220,7 +223,7 @@ class StreamJoin(Operator[Sides]):
     def _has_due_records(self, states: KeyStates[Sides], closed_before: int) -> Mask:
         """Return a mask of the keys with a record that was due before the batch's first record.
 
-        No advance of stream time has caused its result.
+        Such a record's result has no causing advance of stream time in the batch.
         """
         has_due = np.zeros(len(states), np.bool_)
         for number, state in states.existing():
@@ -308,7 +311,7 @@ class StreamJoin(Operator[Sides]):
         return first < last
 
     def _store(self, state: Sides, row: Row, waits_for_match: bool) -> None:
-        """Store the row's record for later records of the other side, if any can still match it."""
+        """Store the row's record, if any later record of the other side can still match it."""
         if not waits_for_match and row.time <= self.lateness.last_expired(
             row.side, row.latest_of_sides[row.side]
         ):
@@ -320,7 +323,7 @@ class StreamJoin(Operator[Sides]):
             record: StoredRecord = RecordWithHeaders(row.time, row.value, waits_for_match, headers)
         else:
             record = StoredRecord(row.time, row.value, waits_for_match)
-        # Most records come in the order of time, so they need no search.
+        # Most records arrive in the order of time, and then need no search.
         if not side.records or side.records[-1].time <= row.time:
             side.records.append(record)
         else:
@@ -372,8 +375,8 @@ class StreamJoin(Operator[Sides]):
             records[:count] = matched
             waiting = (record.time for record in records if record.waits_for_match)
             side.waits_from = next(waiting, NEVER)
-        # Kafka Streams' store of unmatched records has this order, for all
-        # keys: by time, the right side first.
+        # Kafka Streams' store sorts the unmatched records of all keys in this way: by time, the
+        # right side first.
         headers = out.headers
         for time, number, record in sorted(due, key=lambda entry: (entry[0], -entry[1])):
             rank = 2 * time + (number == LEFT)
@@ -406,8 +409,8 @@ class StreamJoin(Operator[Sides]):
         If none waits, return the time at which the next record can no longer be matched.
         """
         # A record can be kept beyond the time at which it expires, because only records of its side
-        # make the join forget it. Such a record must not hide the time at which a later record is
-        # sent unmatched.
+        # make the join forget it. Such a record's time must not replace the earlier time at which
+        # another record is sent unmatched.
         sent = self.release_due(state)
         if sent is not None:
             return sent

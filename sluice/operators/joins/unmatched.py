@@ -1,7 +1,7 @@
 """Finds all results of an outer join of two streams at once: matching pairs and unmatched records.
 
-A record that waits for a match is sent unmatched by whichever of these comes first, unless it is
-matched before:
+A record that waits for a match is sent unmatched by the first of these events, unless it is matched
+before:
 
 - a row of its key, if the stream time of the row's own partition is late enough;
 - the advance of stream time with which all partitions have reached the record's due time.
@@ -39,7 +39,7 @@ _BEFORE_ALL = -1
 
 @dataclass(frozen=True)
 class OuterJoined:
-    """What the rows of many keys cause in an outer join."""
+    """The effects of the rows of many keys in an outer join."""
 
     results: Results
     """The results that the rows send."""
