@@ -205,7 +205,7 @@ class RecordedFailure(Exception):
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """What an asking operator learned for one row: a JSON result (None for null), or an error."""
+    """The answer for one row of an `Asking` operator: a JSON result (None for null) or an error."""
 
     value: str | None = None
     error: str | None = None

@@ -59,7 +59,7 @@ def to_json(value: Any) -> str:
 
 
 def plain_texts(values: Sequence[Any]) -> list[str]:
-    """Return each value's JSON text; all consist of finite numbers, texts, Booleans and nulls."""
+    """Encode values of finite numbers, texts, Booleans and nulls as JSON texts, all at once."""
     # Each value is one line, because msgspec escapes line breaks in texts.
     return _encoder.encode_lines(values).decode().split("\n")[:-1]
 

@@ -13,7 +13,7 @@ Streams, to the millisecond:
 For a session, `end` is the end after the record has joined the session and merged it with others.
 `suppress` sends the results of closed windows, and operators forget closed windows. In Kafka
 Streams, a sliding window and a session are closed one millisecond before records become late for
-them, so that a record can change a window after its final result.
+them. In this millisecond, a record can still change a window whose final result has been sent.
 
 The functions also take NumPy arrays of times. All times are in ms.
 
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 
 class WindowLateness:
-    """When the windows of one definition are closed, so that records are late for them."""
+    """When the windows of one definition are closed. Records are then late for them."""
 
     def __init__(self, window: AnyWindow) -> None:
         # Sliding windows and sessions include their end, so they accept records for one millisecond
         # longer.
         includes_end = isinstance(window, SlidingWindow | SessionWindow)
         self.open_ms = window.open_ms + int(includes_end)
-        """How long after its end a window takes in records, in stream time."""
+        """How long after its end a window accepts records, in stream time."""
 
     @overload
     def is_late(self, end: int, stream_time: int) -> bool: ...
@@ -68,7 +68,7 @@ def closes_at(end: int, open_ms: int) -> int: ...
 @overload
 def closes_at(end: Times, open_ms: int) -> Times: ...
 def closes_at(end: Any, open_ms: int) -> Any:
-    """Return the stream time at which a window closes that stays open `open_ms` after its end."""
+    """Return when a window closes that stays open for `open_ms` after its end, in stream time."""
     return end + open_ms
 
 
@@ -85,13 +85,13 @@ class JoinLateness:
 
     def __init__(self, window: JoinWindow) -> None:
         self.ahead = window.after_ms, window.before_ms
-        """How many ms after a record its match may be: for a left record, and for a right
+        """How many ms after a record its match may be at most: for a left record, and for a right
         record."""
         self._sent_after_ms = (
             window.after_ms + window.grace_ms + 1,
             window.before_ms + window.grace_ms + 1,
         )
-        # Kafka Streams keeps records for before + after + grace, so without `before` or `after`, it
+        # Kafka Streams keeps records for before + after + grace, so if `before` or `after` is 0, it
         # forgets records one millisecond before their grace has passed.
         self._kept_ms = (
             window.after_ms + window.grace_ms + max(window.before_ms, 1),

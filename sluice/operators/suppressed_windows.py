@@ -1,4 +1,4 @@
-"""Suppress without copies: sends the last results of windows from the state of their aggregate."""
+"""Suppresses without copies: sends windows' last results from the state of their aggregate."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ class ClosingWindows(Suppress):
     The engine reads it from the aggregate's state.
 
     The aggregate before this step keeps each window exactly until it closes, so its state has the
-    results that wait. The state of this step has only what the aggregate does not know: the headers
-    of each window's last update, unless the result gets the headers of the record that closes the
-    window.
+    results that are held back. This step's state adds only the headers of each window's last
+    update. It is empty if results get the headers of the records that close the windows.
     """
 
     state_type: Any = dict[Bounds, str]
@@ -58,7 +57,7 @@ class ClosingWindows(Suppress):
             state[window] = headers
 
     def next_due(self, windows: Windows, sent_until: int) -> int | None:
-        """Return when the next of a key's windows closes that closes after `sent_until`."""
+        """Return when the next of a key's windows closes, after `sent_until`."""
         waiting: list[int] = []
         for start, (time, _) in windows.items():
             due = self.aggregate.expires_at(start, time)

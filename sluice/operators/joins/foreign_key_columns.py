@@ -116,7 +116,7 @@ class _LeftChanges:
         )
 
     def stays_at(self, right_rows: Indices) -> tuple[Indices, Indices] | None:
-        """Return pairs of a change that adds a left row and a right row while the left row stays.
+        """Return pairs of a change that adds a left row, and a right row while this left row stays.
 
         None if there are too many pairs.
         """

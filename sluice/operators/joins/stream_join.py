@@ -409,7 +409,7 @@ class StreamJoin(Operator[Sides]):
         If none waits, return the time at which the next record can no longer be matched.
         """
         # A record can be kept beyond the time at which it expires, because only records of its side
-        # make the join forget it. Such a record's time must not replace the earlier time at which
+        # make the join forget it. The expiry of such a record must not hide the time at which
         # another record is sent unmatched.
         sent = self.release_due(state)
         if sent is not None:

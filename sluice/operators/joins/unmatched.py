@@ -54,12 +54,12 @@ class OuterJoined:
 
 
 def keys_in_order(lateness: JoinLateness, rows: KeyedRows) -> Mask:
-    """Return a mask of the keys for whose rows no time goes back.
+    """Return a mask of the keys for whose rows no stream time decreases.
 
-    Rows of several partitions have stream times of their own. If a time goes back, an earlier row
-    has made more records expire, or has sent more of them unmatched, than the times of the later
-    row show. A partition that was idle may have a record that is already due, although its
-    partition's stream time has not passed the record's grace.
+    Rows of several partitions have different stream times. If a later row has an earlier stream
+    time, more records have expired, or were sent unmatched, than the later row's times show. A
+    partition that was idle may have a record that is already due, although its partition's stream
+    time has not passed the record's grace.
     """
     valid = np.flatnonzero(rows.has_value)
     in_order = np.ones(len(rows.keys), np.bool_)
@@ -74,13 +74,13 @@ def keys_in_order(lateness: JoinLateness, rows: KeyedRows) -> Mask:
 def _reached(rows: KeyedRows) -> Times:
     """Return the stream time up to which each row sends records of its key unmatched."""
     before, after = rows.stream_times["before"], rows.stream_times["after"]
-    # A record that is out of order does not look for unmatched records with its own time.
+    # A record that is out of order does not search for unmatched records at its own time.
     reached: Times = np.where(rows.times == after, np.maximum(before, after), before)
     return reached
 
 
 def _is_past(lateness: JoinLateness, rows: KeyedRows) -> Mask:
-    """Return a mask of the rows whose window and grace have already passed when they come."""
+    """Return a mask of the rows whose window and grace have already passed when they arrive."""
     after = rows.stream_times["after"]
     is_past_left = lateness.is_past(LEFT, rows.times, after)
     is_past_right = lateness.is_past(RIGHT, rows.times, after)
@@ -101,9 +101,9 @@ def join_outer(
     rows: KeyedRows,
     advances_until: Callable[[Times], Times],
 ) -> OuterJoined | None:
-    """Return the results of a left or outer join. No state changes.
+    """Return the results of a left or outer join. Changes no state.
 
-    None if the rows have to be processed one by one. All keys are `keys_in_order`.
+    Returns None if the rows have to be processed one by one. All keys must be `keys_in_order`.
     `advances_until`: for stream times, the number of advances up to the one with which all
     partitions have reached each of the times; NEVER if they do not reach it in this batch.
     """
@@ -125,7 +125,7 @@ def join_outer(
 
 @dataclass(frozen=True)
 class _Departures:
-    """When each record is sent unmatched if nothing matches it before."""
+    """The time at which each record is sent unmatched, unless it is matched before."""
 
     is_outer: Mask
     """Mask of the records that are sent unmatched if nothing matches them."""
@@ -169,7 +169,7 @@ class _Departures:
         return is_before & self.is_outer[records]
 
     def without_departed(self, matches: MatchingPairs) -> MatchingPairs:
-        """Return the matches without those of records that have been sent unmatched before."""
+        """Return the matches, without those of records that were already sent unmatched."""
         is_late = self.before(matches.other, matches.cause)
         if not is_late.any():
             return matches
@@ -188,7 +188,7 @@ class _Departures:
 
 @dataclass(frozen=True)
 class _Outcomes:
-    """What happens to the records that have no match when they come."""
+    """The outcomes of the records that have no match when they arrive."""
 
     due: Times
     sender: Indices
@@ -207,8 +207,8 @@ class _Outcomes:
         is_lone = departures.is_outer.copy()
         is_lone[matches.cause] = False
         at_once, waited = is_lone & departures.is_past, is_lone & ~departures.is_past
-        # The matches are sorted by their causes. Of several matches of a record, the first is
-        # written last.
+        # The matches are sorted by their causes. Write them in reverse order, so a record's first
+        # match remains.
         first_match = np.full(len(records.keys), NEVER)
         first_match[matches.other[::-1]] = matches.cause[::-1]
         sender, released, advances = departures.sender, departures.released, departures.advances
@@ -218,7 +218,7 @@ class _Outcomes:
         by_release = (
             waited & (released < NEVER) & (released <= until_sender) & (released <= until_match)
         )
-        # A row sends unmatched records before it is matched itself.
+        # A row first sends unmatched records, and is matched afterwards.
         by_row = waited & ~by_release & (sender < NEVER) & (sender <= first_match)
         waits = waited & ~by_release & ~by_row & (first_match == NEVER)
         return cls(departures.due, sender, at_once, by_row, by_release, waits)
@@ -231,8 +231,7 @@ def _senders(records: JoinRecords, due: Times, rows: KeyedRows) -> Indices:
     first, last = 0, 0
     if len(valid):
         first, last = int(reached.min()), int(reached.max())
-    # The times of each key have a stretch of their own, so that one search finds the rows of all
-    # keys.
+    # Shift the times of each key to a separate range: one search then finds the rows of all keys.
     stretch = last - first + 2
     places = keys * stretch + (reached - first)
     found = np.searchsorted(
@@ -312,7 +311,7 @@ def can_match(
     last = rows.last_of_keys(rows.has_value)
     latest: list[Times] = []
     for name, of_all in zip(("left", "right"), passed, strict=True):
-        # If all rows of a key lack a value, they do not say how late it is.
+        # If all rows of a key lack a value, they do not show the stream time.
         of_keys = np.where(last >= 0, rows.stream_times[name][last], _BEFORE_ALL)
         latest.append(np.maximum(of_keys, of_all)[records.keys])
     last_expired = last_expired_of_sides(lateness, records.sides, *latest)

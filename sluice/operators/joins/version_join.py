@@ -1,4 +1,4 @@
-"""Joins of a stream with the version of a table's row that was valid at the time of each record."""
+"""Joins each record of a stream with the version of a table's row that was valid at its time."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from sluice.operators.lateness import last_forgotten
 from sluice.operators.operator import Moment, Operator, Releasing
 
 Version = tuple[int, str | None]
-"""The time from which a version of a row is valid, and the row's value. The value None says that
-the row was deleted at this time."""
+"""The time from which a version of a row is valid, and the row's value. None means that the row was
+deleted at this time."""
 
 
 class HeldRecord(msgspec.Struct, array_like=True):
@@ -138,7 +138,7 @@ class VersionedJoin(Operator[Versions]):
     def _as_of(self, versions: list[Version], time: int, table_time: int) -> str | None:
         """Return the value that was valid at a time.
 
-        If the time is before the history, only the latest version counts, as it never expires.
+        If the time is before the history, only the latest version counts, because it never expires.
         """
         if not versions:
             return None
