@@ -137,7 +137,10 @@ class Calls:
             raise
 
     def _require_threads(self) -> None:
-        """Raise EngineError if too many calls hang: each holds a thread, perhaps a connection."""
+        """Raise EngineError if too many calls hang.
+
+        Each holds a thread, and perhaps a connection.
+        """
         self._hanging = {thread for thread in self._hanging if thread.is_alive()}
         if len(self._hanging) >= self._policy.concurrency:
             raise EngineError(

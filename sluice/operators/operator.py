@@ -184,7 +184,7 @@ class Operator(Generic[S]):
         """Raise EngineError if the operator holds back too much after all due results were sent."""
 
     def sent_until(self, stream_time: int) -> int:
-        """Return the stream time up to which due results have been sent, when the batch ends."""
+        """Return the stream time up to which due results have been sent by the end of the batch."""
         return stream_time
 
     def due(self, state: S) -> int | None:

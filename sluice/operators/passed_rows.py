@@ -19,7 +19,7 @@ class PassedRows(Operator[None]):
 
     def __init__(self) -> None:
         self._has_passed = False
-        """Whether a value that has passed the filter is replaced by the next row."""
+        """Whether the previous row was an old value that had passed the filter."""
 
     def new_state(self) -> None:
         pass

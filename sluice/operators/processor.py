@@ -74,7 +74,7 @@ class Timer(msgspec.Struct, Generic[TimerKey], frozen=True):
 
 @dataclass(frozen=True)
 class StoreOptions:
-    """A store's type of values, and an entry's time to live after `put` in ms of stream time."""
+    """The type of a store's values, and the time to live of its entries: ms of stream time."""
 
     value_type: Any = Any
     ttl: int | None = None

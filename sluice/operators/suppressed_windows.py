@@ -57,7 +57,7 @@ class ClosingWindows(Suppress):
             state[window] = headers
 
     def next_due(self, windows: Windows, sent_until: int) -> int | None:
-        """Return when the next of a key's windows closes, after `sent_until`."""
+        """Return the first time after `sent_until` at which one of a key's windows closes."""
         waiting: list[int] = []
         for start, (time, _) in windows.items():
             due = self.aggregate.expires_at(start, time)

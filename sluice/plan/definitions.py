@@ -1,4 +1,4 @@
-"""Definitions of stores and operators as text.
+"""Describes stores and operators as text.
 
 Stored state stays valid as long as its definition is the same.
 """
@@ -65,7 +65,7 @@ def _is_read(field: str, texts: str) -> bool:
 def step_definition(node: nodes.Node, pipeline: Graph | None = None) -> str:
     """Return the definition of a step as the author wrote it, with the declared types.
 
-    The `pipeline` says which headers the step keeps. It is given only for the step of an operator.
+    `pipeline`, which is given only for an operator's step, shows which headers the step keeps.
     """
     texts = [node.title, node.detail, node.declared_types]
     definition = " ".join(map(str.strip, filter(None, texts)))

@@ -17,8 +17,8 @@ Names of columns:
 Characters that a column name cannot contain are escaped: field `order-id` is `s3_order_x2d_id`.
 
 Columns belong to stages: a stage before the first operators, and a stage after each set of
-operators. A stage has layers, each computed from the previous layers, so that a step is computed
-only once even if several steps follow it.
+operators. A stage has layers, each computed from the previous layers. A step is therefore computed
+only once, even if several steps follow it.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class JobColumns:
 
     def output_column(self, scope: Scope, name: str, sql: str, step: int) -> str:
         """Return the column of the stage's last layer that computes `sql`. Adds it on first use."""
-        # `sql` is the name of a column already.
+        # `sql` is already the name of a column.
         if sql.isidentifier() and sql != "false":
             return sql
         layer = self._layer(scope.stage, _LAST)
@@ -159,8 +159,8 @@ class JobColumns:
 
     def read(self, scope: Scope, name: str) -> str:
         """Return the column of a field."""
-        # The column is recorded as read, because sources decode only fields that are read, and
-        # operators parse only results that are read.
+        # Record that the column is read: sources decode only fields that are read, and operators
+        # parse only results that are read.
         column = scope.columns[name]
         if column in METADATA:
             self.metadata_read.add(column)
@@ -208,7 +208,7 @@ class JobColumns:
     def null_removed_rows(self, scope: Scope) -> Scope:
         """Return the scope in which the fields of a removed row are null.
 
-        So no later step reads the row's former fields. In Kafka Streams, a deleted row and a row
+        No later step then reads the row's former fields. In Kafka Streams, a deleted row and a row
         that a table's filter removes are the same: a record with a null value.
         """
         columns = dict(scope.columns)
@@ -246,8 +246,8 @@ class JobColumns:
         """Return the layer and the condition of a Python function's calls for a scope's records.
 
         Nodes that are not upstream of the function may have turned a record into several rows. The
-        function is called for the first row only. The layer in which such a node makes rows is not
-        used for calls, because in this layer, Spark would call the function for each of the rows.
+        function is then called only for the first row. It is not called in the layer in which such
+        a node makes rows, because Spark would call it for each row there.
         """
         explosions = self._explosions.get(scope.stage, {})
         others = self._other_explosions(scope)
@@ -285,8 +285,8 @@ class JobColumns:
         """Return the scope after a step, and the SQL of the step's expressions.
 
         Records for which an expression fails do not reach the scope. The expressions read the
-        fields of the node `before`. `key` is the name of the expression that becomes a key: the
-        returned SQL of this expression computes the key's text.
+        fields of the node `before`. `key` is the name of the expression that becomes a key. For
+        this expression, the returned SQL computes the key's text.
         """
         types = before.result_types | METADATA | CHANGE_METADATA | {MAPPED_KEY: "STRING"}
         return self.guard_if(
@@ -362,7 +362,9 @@ class JobColumns:
         columns: Sequence[str],
         before: Scope,
     ) -> Scope:
-        """Return the scope of records whose step results in these columns can be written as JSON.
+        """Return the scope of records for which a step's results can be written as JSON.
+
+        `columns` are the columns with the results.
 
         A dead letter has the value of `before`, the scope before the step.
         """
@@ -396,11 +398,11 @@ class JobColumns:
         self._failures.append((failure, scope))
 
     def failures(self) -> Iterator[Failure]:
-        """Yield the places where steps can fail. Call this when all columns exist."""
+        """Yield the places where steps can fail. Call this only when all columns exist."""
         for failure, scope in self._failures:
             conditions = [f"{failure.error} IS NOT NULL"]
-            # If a step fails for a table's old value, it has failed for this value before, when the
-            # value was new, and the failure was reported then.
+            # If a step fails for a table's old value, the failure was already reported when this
+            # value was new.
             if scope.stage:
                 conditions.append("NOT old")
             # If another step turns a record into several rows, a failure for this record is
@@ -471,8 +473,8 @@ def _is_first_row(explosion: int) -> str:
 
 def column_name(prefix: str, field_name: str) -> str:
     """Return the name of the job's column for a field. The name needs no quotes in SQL."""
-    # An underscore that looks like the start of an escape is escaped, too, so
-    # that two fields never share a column.
+    # Also escape an underscore that looks like the start of an escape: two fields must never share
+    # a column.
     to_escape = "[^A-Za-z0-9_]|_(?=x[0-9a-f]+_)"
     escaped = re.sub(to_escape, lambda sign: f"_x{ord(sign[0]):x}_", field_name)
     return f"{prefix}_{escaped}"

@@ -38,7 +38,7 @@ def source_number(pipeline: Graph, node: nodes.Source) -> int:
     """Return a source's number in the column `_source`; for a pattern, that of its first topic.
 
     Topics that match a pattern have numbers after those of all steps: `most_topics` numbers for
-    each pattern. Raises TopologyError if the numbers do not suffice.
+    each pattern. Raises TopologyError if there are too few numbers.
     """
     if not is_pattern(node.topic):
         return node.number
@@ -67,9 +67,9 @@ def source_of(
 ) -> Source:
     """Return the plan's source for a source of the topology.
 
-    The job reads the values of the fields `read`, and the fields `keys` as the texts of keys.
-    `number` is the number of the plan's source in the column `_source`, by default the number of
-    its step.
+    The job reads the values of the fields `read`, and the texts of the fields `keys`, which are
+    keys. `number` is the number of the plan's source in the column `_source`, by default the number
+    of its step.
     """
     serde, event_time, time_unit = node.serde, node.event_time, None
     if isinstance(event_time, EpochTime):
@@ -148,7 +148,7 @@ class LateSinks:
     def claim(self, late: nodes.Node | None) -> Sink | None:
         """Return the sink of the topic `late` for the first caller, None for later callers.
 
-        None also if `late` is None, because the node has no topic for late records.
+        Also returns None if `late` is None, because the node then has no topic for late records.
         """
         if late is None or late in self._claimed:
             return None

@@ -51,7 +51,7 @@ def is_of_processor(group_id: int) -> bool:
 def _processor_group(store: str) -> int:
     """Return the group number of a processor's store.
 
-    It is a hash of the name, which stays the same if other stores are added.
+    It is a hash of the name, so it stays the same if other stores are added.
     """
     return _FIRST_PROCESSOR_GROUP + zlib.crc32(store.encode()) % _PROCESSOR_GROUPS
 

@@ -27,9 +27,9 @@ class AggregateParameters:
     columns: tuple[str, ...]
     """Names of the store's columns."""
     scalar: bool
-    """Whether the store's value is the value of its only column."""
+    """Whether the store's value is the bare value of its only column, not an object."""
     plain: bool
-    """Whether each column is one function's result, without further computation."""
+    """Whether each column is just the result of one function."""
     subtracts: bool
     """Whether the rows of the input table change, so that their old values are subtracted."""
     retention_ms: int | None
@@ -172,7 +172,7 @@ class ProcessParameters:
 
 @dataclass(frozen=True)
 class CallParameters:
-    """Calls an author's function that calls a service."""
+    """Calls an author's function for each value, for example to call a service."""
 
     function: Reference
     takes: Reference | None
@@ -209,5 +209,4 @@ Action: TypeAlias = (
     " | LatestParameters | SuppressParameters | StreamJoinParameters | TableJoinParameters"
     " | ProcessParameters | CallParameters | TableLookupParameters | Operator[Any]"
 )
-"""An operator's parameters, or the operator itself if the engine need not add anything to make
-it."""
+"""An operator's parameters, or the operator itself if the engine need not add anything."""

@@ -1,4 +1,4 @@
-"""The last steps of a pipeline, its sinks and peeks, grouped by the kind of step before them."""
+"""Groups a pipeline's last steps, its sinks and peeks, by the kind of step before them."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _DEPENDS_ON_CLOCK = re.compile(
     r"\b(now|curdate|(current|local|unix)_?\w*)\s*\(|\bcurrent_",
     re.IGNORECASE,
 )
-"""Matches functions that depend on the time of the batch. (Functions that also vary within a batch
+"""Matches functions that depend on the time of the batch. (Functions that vary even within a batch
 are errors.)"""
 
 
@@ -37,7 +37,7 @@ def plan(pipeline: Pipeline, only: Collection[str] = (), without: Collection[str
 
     With `only`, the job computes only the stores and steps with these names and the steps upstream
     of them, exactly as the whole pipeline does, and writes no output. `without` leaves out the
-    stores and steps with these names and the steps that follow them.
+    stores and steps with these names, and the steps that follow them.
     """
     pipeline.require_kept_stores()
     announced = pipeline.announced_windows
@@ -108,7 +108,7 @@ def _job(pipeline: Pipeline, planned: PlannedPipeline) -> Job:
     outputs = Outputs.of(pipeline, aggregates)
     scopes, late_sinks = Scopes(pipeline, planned.steps), LateSinks()
 
-    # Cut the topology into stages. The stage of an operator comes after the stages of its inputs.
+    # Cut the topology into stages. An operator's stage comes after the stages of its inputs.
     stages = StagePlanner(scopes, late_sinks)
     stages.add_operators()
     for sink in outputs.of_operators:
@@ -143,7 +143,8 @@ def _job(pipeline: Pipeline, planned: PlannedPipeline) -> Job:
             late.append(operator.late)
 
     columns = scopes.columns
-    # Operators get their rows sorted by position. A position contains the offset, so it is read.
+    # Operators get their rows sorted by position. A position contains the offset, so the job must
+    # read offsets.
     if operators:
         columns.metadata_read.add("_offset")
     peeks = [*outputs.peeks_at_records, *outputs.peeks_at_results]
@@ -223,7 +224,7 @@ def _expectation(scopes: Scopes, node: nodes.Expect) -> Expectation:
         node.number, node.label, node.condition, node.at_most, node.fails, node.at
     )
     reached = columns.row_condition(scope)
-    # A condition that has no result for a record is null, and no step has failed.
+    # If the condition has no result for a record, it is null. This does not count as a failed step.
     _, sqls = columns.guard_if(
         reached, scope, node, node.readable_types, {"condition": node.condition}, reported=False
     )

@@ -14,7 +14,7 @@ class Scope:
 
     stage: int
     depth: int
-    """The number of the stage's layer after which the columns of the next step can be computed."""
+    """The depth of the layer after which the columns of the next step can be computed."""
     passed: str
     """SQL of a condition that is true if the record reaches this point."""
     columns: Mapping[str, str]

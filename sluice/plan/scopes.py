@@ -44,7 +44,7 @@ Partition and offset are those of the record that caused the result.
 
 
 class Scopes:
-    """The scopes of a pipeline's nodes, each made on first use."""
+    """Makes the scopes of a pipeline's nodes. Each scope is made on first use."""
 
     def __init__(self, pipeline: Graph, steps: tuple[Step, ...]) -> None:
         self.pipeline = pipeline
@@ -60,8 +60,8 @@ class Scopes:
         """Return the scope after a node. Adds the node's columns on first use.
 
         `old` matters only for a topic's table, which has two scopes. With `old`, the rows come from
-        the operator that stores the table, and include the old values that they replace. The
-        results of any other operator include old values if a later step needs them.
+        the operator that stores the table, and include replaced old values. The results of any
+        other operator include old values if a later step needs them.
         """
         old = old and _is_topic_table(node)
         if (node.number, old) not in self._scopes:
@@ -75,7 +75,7 @@ class Scopes:
         child: nodes.Node,
         side: int = 0,
     ) -> Scope:
-        """Return the scope of the parent's output, as a child reads it through its input `side`.
+        """Return the scope of the parent's output for the input `side` of a child.
 
         If the parent has several children, the scope's path contains the number of this child.
         """
@@ -91,7 +91,7 @@ class Scopes:
         return replace(scope, path=path, turns=(*scope.turns, turn))
 
     def null_as_missing(self, scope: Scope) -> Scope:
-        """Return the scope in which the value `null` counts as a missing value.
+        """Return the scope in which a value that is the JSON `null` counts as missing.
 
         If the values are objects, this is the same scope.
         """
@@ -150,7 +150,7 @@ class Scopes:
             case nodes.Transform():
                 return self._transformed(node, scope)
             case nodes.ToStream():
-                # A stream has no old values, so they are left out. Only stages after stage 0 have
+                # Leave out old values, because streams have none. Only stages after stage 0 have
                 # old values, because only operators send them.
                 if scope.stage:
                     scope = replace(scope, passed=f"({scope.passed} AND NOT old)")
@@ -161,7 +161,7 @@ class Scopes:
     def _with_shape(self, scope: Scope, column: str, shape: Shape) -> Scope:
         """Return the scope whose value is in a column.
 
-        The value `null` counts as a missing value, also if it is an object.
+        The JSON `null` counts as a missing value, even if values are objects.
         """
         before = self.columns.read_null(scope)
         if before == "false":
@@ -246,7 +246,7 @@ class Scopes:
         scope = replace(scope, is_null=_VALUE_IS_NULL)
         condition = self.columns.evaluation_condition(scope, node)
         # A chained suppress step sends results of an aggregate. Failures of their columns are
-        # reported for the aggregate, and not again for the suppress step.
+        # reported for the aggregate, so do not report them again.
         scope, columns = self.columns.guard_if(
             condition,
             scope,
@@ -266,7 +266,7 @@ class Scopes:
         return self.columns.register_results(_with_value_in(column, scope, node.shape), column)
 
     def _has_new_key(self, node: nodes.Node) -> bool:
-        """Return whether the operator, or an earlier step before its inputs, may change the key."""
+        """Return whether the operator, or a step before it in its stage, may change the key."""
         if not node.keeps_keys:
             return True
         return any(self.after(parent).rekeyed for parent in node.passes_on_keys_of)
@@ -304,7 +304,7 @@ class Scopes:
     ) -> Scope:
         columns = scope.metadata
         scope, sqls = self.columns.guard(scope, node, node.parent, texts)
-        # Spark need not compute the expressions for records that an earlier filter removed.
+        # Do not compute the expressions for records that an earlier filter removed.
         condition = self.columns.evaluation_condition(scope, node.parent)
         for name, sql in sqls.items():
             # A field that is passed on unchanged needs no column of its own.
@@ -327,7 +327,7 @@ class Scopes:
         )
 
     def _elements(self, node: nodes.Node, scope: Scope, items: str, shape: Shape) -> Scope:
-        """Return the scope with a row per array element.
+        """Return the scope with a row for each array element.
 
         Steps of the stage that do not follow this step take only the rows whose position is 0 or
         null, which is one row per record.
@@ -342,7 +342,7 @@ class Scopes:
         )  # fmt: skip
 
     def _applied(self, node: nodes.Apply, scope: Scope) -> Scope:
-        """Call a Python function as an SQL function that takes key and value as JSON.
+        """Add the call of a Python function, as an SQL function that takes key and value as JSON.
 
         The function returns JSON or an error.
         """
@@ -439,7 +439,7 @@ class Scopes:
             is_null="false",
             unchanged_result=None,
         )
-        # A DataFrame can compute NaN and infinity, which JSON cannot express.
+        # A DataFrame can compute NaN and infinity, which do not exist in JSON.
         if doubles:
             return self.columns.guard_results(after, node, doubles, scope)
         return after
@@ -451,7 +451,7 @@ class Scopes:
         # follow this step, only the first of these rows counts for the stream. A layer cannot find
         # the first row among rows that it makes itself, so the merge gets a new layer.
         depth = self.columns.next_layer(first.stage)
-        # As in Kafka Streams, of several children of a step, the child that was declared first is
+        # As in Kafka Streams, if a step has several children, the child that was declared first is
         # processed first, with all steps that follow it.
         sides = sorted(range(len(scopes)), key=lambda side: scopes[side].turns)
         numbers: list[str] = []
@@ -535,7 +535,7 @@ def _feeds_left_join(pipeline: Graph, node: nodes.Node) -> bool:
             and child.kind == "stream-table"
             and child.left is not node
         ):
-            continue  # the records only become rows of the table
+            continue  # The records only become rows of the table.
         keeps_all = isinstance(child, nodes.Join) and child.how != "inner" and not child.is_table
         if keeps_all or _feeds_left_join(pipeline, child):
             return True
@@ -558,7 +558,7 @@ def _with_value_in(column: str, scope: Scope, shape: Shape) -> Scope:
 
 
 def _by_stream(number: str, sqls: Mapping[int, str]) -> str:
-    """Return SQL that chooses among merged streams' SQL by a stream's number in column `number`."""
+    """Return SQL that chooses, by the number in column `number`, the SQL of one merged stream."""
     cases = " ".join(f"WHEN {side} THEN {sql}" for side, sql in sqls.items())
     return f"CASE {number} {cases} END"
 
@@ -585,7 +585,7 @@ class ResultExpressions:
 def result_expressions(node: nodes.Aggregate) -> ResultExpressions | None:
     """Return how an aggregate's columns are computed.
 
-    Return None if each is the result of one function, or Python computes them.
+    Return None if each column is just a function's result, or if Python computes the columns.
     """
     if node.python is not None:
         return None
@@ -610,7 +610,10 @@ def result_expressions(node: nodes.Aggregate) -> ResultExpressions | None:
 
 
 def _cogroup_expressions(node: nodes.Cogroup) -> ResultExpressions | None:
-    """Do the same as `result_expressions` for a cogrouped aggregate; columns share no functions."""
+    """Do the same as `result_expressions` for a cogrouped aggregate.
+
+    Its columns share no functions.
+    """
     columns: list[tuple[str, str]] = []
     types: dict[str, str] = {}
     for name in node.columns:
@@ -627,5 +630,5 @@ def _cogroup_expressions(node: nodes.Cogroup) -> ResultExpressions | None:
 
 
 def _are_results(columns: Iterable[tuple[str, str]], results: Iterable[str]) -> bool:
-    """Return whether each column is one function's result, so that no expression is computed."""
+    """Return whether each column is just a function's result. Then no expression is computed."""
     return [text for _, text in columns] == [*map(quoted, results)]

@@ -96,12 +96,12 @@ class Source:
 
     @property
     def keeps_nulls(self) -> bool:
-        """Whether records without a value go on, instead of becoming dead letters."""
+        """Whether records without a value are processed, instead of becoming dead letters."""
         return self.nulls == "keep"
 
     @property
     def is_bytes(self) -> bool:
-        """Whether the bytes of a record's value are the value."""
+        """Whether the value is the bytes of the record's value, without decoding."""
         return self.contract is not None and is_bytes(self.contract.value) and self.decode is None
 
     @property
@@ -113,7 +113,10 @@ class Source:
 
 @dataclass(frozen=True)
 class GlobalTableInput:
-    """A global table. Its latest values form a separate group, which every worker has in full."""
+    """A global table. Its latest values form a separate group.
+
+    Every worker has all rows of this group.
+    """
 
     source: Source
     group: int
@@ -126,7 +129,10 @@ class GlobalTableInput:
 
 @dataclass(frozen=True)
 class Expectation:
-    """A condition that most records of a batch keep. `passed` and `broken` are names of columns."""
+    """A condition that most records of a batch must meet.
+
+    `passed` and `broken` are column names.
+    """
 
     number: int
     name: str
@@ -138,12 +144,12 @@ class Expectation:
 
     @property
     def passed(self) -> str:
-        """Return the name of the column that says whether a record reaches the expectation."""
+        """Return the name of the column that tells whether a record reaches the expectation."""
         return f"e{self.number}"
 
     @property
     def broken(self) -> str:
-        """Return the name of the column that says whether a record breaks the expectation."""
+        """Return the name of the column that tells whether a record breaks the expectation."""
         return f"e{self.number}_broken"
 
     @property
@@ -182,8 +188,8 @@ class Sink:
     """The fields of a table's rows, each with its Spark SQL type, or an empty string if the type is
     unknown."""
     scalar: bool = False
-    """Whether the value is not an object. It is then the only column besides the columns that
-    identify the row."""
+    """Whether the value is not an object. The value is then the only column besides the columns
+    that identify the row."""
 
     @property
     def appends(self) -> bool:
@@ -192,7 +198,7 @@ class Sink:
 
     @property
     def passed(self) -> str:
-        """The name of the column that says whether the record is written."""
+        """The name of the column that tells whether the record is written."""
         return f"o{self.number}"
 
     @property
@@ -217,4 +223,5 @@ class PythonFunction:
     """The type of the value passed to the function; None for plain JSON data."""
     returns: Reference | None
     batch: FunctionBatch | None = None
-    """How one call takes many values; None for a function of one value."""
+    """How many values one call of the function takes, and in which form; None for a function of one
+    value."""

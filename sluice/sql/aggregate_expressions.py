@@ -1,4 +1,4 @@
-"""Functions in aggregate expressions such as `sum(a) / count(*)`: arguments and result types."""
+"""Splits aggregate expressions such as `sum(a) / count(*)` into functions and their arguments."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SplitAggregate:
 def split_aggregate(text: str) -> SplitAggregate | str:
     """Split an aggregate into functions that take one record at a time.
 
-    Returns the SQL of the first call for which Sluice has no function, if there is such a call.
+    If Sluice lacks a function for some call, returns the SQL of the first such call.
     """
     functions: dict[AggregateFunction, str] = {}
     replaced: list[tuple[TextPart, str]] = []
@@ -224,4 +224,4 @@ _INSTEAD = {
         "Compute it with corr, covar_samp, var_samp and avg.",
     ),
 }
-"""Name of a function that Sluice lacks, or lacks in some forms → advice what to use instead."""
+"""Name of a function that Sluice lacks, or lacks in some forms → what to use instead."""

@@ -1,4 +1,4 @@
-"""The types of aggregates' results. `result_types` and `rules` have those of other functions."""
+"""Finds the types of aggregates' results. For other functions, see `result_types` and `rules`."""
 
 from __future__ import annotations
 

@@ -81,8 +81,8 @@ class _Evaluation:
     count: int
     functions: Functions
     done: dict[int, tuple[TypedExpression, Result]] = field(default_factory=dict)
-    """Id of an expression → the expression and its result. While an expression is kept, no other
-    one gets its id."""
+    """Id of an expression → the expression and its result. As long as the expression is kept here,
+    no other object can get its id."""
 
     def result(self, expression: TypedExpression) -> Result:
         if id(expression) not in self.done:
@@ -215,7 +215,7 @@ def _value_where(
 ) -> Result:
     """Return the value in rows where a condition is true, else null.
 
-    The value is computed only for these rows.
+    The value is computed only in these rows.
     """
     passed = mask_of(condition.values, evaluation.count)
     if passed.all():
@@ -315,8 +315,8 @@ _SPECIAL: dict[RuleKey, Callable[[_Evaluation, TypedExpression], Result]] = {
     exp.In: _in,
     PYTHON: _python,
 }
-"""Expressions that use more of the evaluation than the values of all arguments: its columns, its
-Python functions, or the choice of the rows for which an argument is computed."""
+"""Functions that need the evaluation, not only the values of all arguments: its columns, its Python
+functions, or the rows for which to compute an argument."""
 
 
 # -- Comparisons
@@ -385,8 +385,7 @@ def _divide(expression: TypedExpression, values: list[Value], count: int) -> Res
 
 def _negate(expression: TypedExpression, values: list[Value], count: int) -> Result:
     literal = expression.node.this
-    # A literal is read with its sign, because the type's least number does not fit the type without
-    # the sign.
+    # Read a literal with its sign: without it, the type's least number would not fit the type.
     if isinstance(literal, exp.Literal) and literal.is_int:
         return Result(pa.scalar(-int(literal.name), arrow_type(expression.type)))
     return negate(values[0], expression.type, count)
@@ -402,7 +401,7 @@ def _cast(expression: TypedExpression, values: list[Value], count: int) -> Resul
 def _shift(function: Callable[..., Value]) -> Function:
     def shift(expression: TypedExpression, values: list[Value], count: int) -> Result:
         number = array_of(values[0], count)
-        # As in Java, only the last bits of the number of places matter: INT << 33 is INT << 1.
+        # As in Java, only the last bits of the shift count matter: INT << 33 is INT << 1.
         places = values[1].as_py() % number.type.bit_width
         return Result(function(number, pa.scalar(places, number.type)))
 
@@ -532,7 +531,7 @@ def _part_of_time(expression: TypedExpression, values: list[Value], count: int) 
 def _truncate(expression: TypedExpression, values: list[Value], count: int) -> Result:
     times = array_of(values[0], count)
     starts = arrow_times.truncate(times, expression.node.args["unit"].name)
-    # The start of the unit that contains the earliest time does not exist.
+    # If the start lies before the earliest possible time, it wraps around to a later time.
     has_wrapped = mask_of(pc.greater(starts, times), count)
     if not has_wrapped.any():
         return Result(starts)

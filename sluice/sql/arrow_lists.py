@@ -14,8 +14,8 @@ from sluice.support.arrays import Mask
 
 def list_of(values: list[pa.Array], count: int) -> pa.Array:
     """Return for each row a list of the values that the arrays have in this row."""
-    # Arrow stores the elements of all lists one after the other: the first values of
-    # all arrays, then the second values of all arrays.
+    # Arrow stores the elements of all lists one after the other. So put the first values of all
+    # arrays first, then their second values, and so on.
     width = len(values)
     elements = pa.chunked_array(values).combine_chunks()
     order = pa.array(np.arange(count * width).reshape(width, count).T.reshape(-1))
@@ -26,7 +26,7 @@ def list_of(values: list[pa.Array], count: int) -> pa.Array:
 
 
 def sizes(values: pa.Array) -> pa.Array:
-    """Return how many elements each list, or entries each map, has."""
+    """Return the number of elements of each list, or of entries of each map."""
     lists = _as_lists(values) if pa.types.is_map(values.type) else values
     return pc.list_value_length(lists).cast(pa.int32())
 
@@ -52,7 +52,7 @@ def element(lists: pa.Array, index: Value, *, offset: int, tries: bool) -> Resul
     exists = is_known & (places >= 0) & (places < lengths) & ~is_zero
     failed = is_zero if tries else is_known & ~exists
     starts = np.cumsum(lengths) - lengths
-    # The elements of all lists are one array, in which a list begins at the sum of
+    # Take the elements from the array of all lists' elements. In it, each list begins at the sum of
     # the lengths of all earlier lists.
     values = lists.flatten().take(pa.array(starts + np.where(exists, places, 0), mask=~exists))
     return Result.with_failures(values, failed)
@@ -85,7 +85,7 @@ def map_part(maps: pa.Array, place: int) -> pa.Array:
 
 
 def drop_nulls(lists: pa.Array) -> pa.Array:
-    """Return the lists without their null elements."""
+    """Remove the null elements from the lists."""
     elements = lists.flatten()
     is_valid = elements.is_valid().to_numpy(zero_copy_only=False)
     lengths = np.bincount(_rows_of_elements(lists)[is_valid], minlength=len(lists))
@@ -114,7 +114,7 @@ def contains(lists: pa.Array, value: Value) -> pa.Array:
 
 
 def join_elements(lists: pa.Array, separator: Value) -> pa.Array:
-    """Return the texts of each list as one text, ignoring nulls."""
+    """Join the texts of each list to one text, ignoring nulls."""
     texts = drop_nulls(lists)
     return pc.binary_join(texts, array_of(separator, len(lists)))
 

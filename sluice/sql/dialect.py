@@ -36,7 +36,8 @@ PARSE_ERRORS = (
 raise any of them."""
 
 GIVEN = "given"
-"""In the `meta` of a field's name: the author has given this name in `named_struct`."""
+"""A key in the `meta` of a field's name. It marks names that the author has written in
+`named_struct`."""
 
 
 def _named_struct(arguments: list[exp.Expr]) -> exp.Expr:
@@ -64,16 +65,19 @@ def _noting_place(parse: Callable[[Any], exp.Expr | None]) -> Callable[[Any], ex
 
 
 class SparkSQL(Spark):
-    """Spark's SQL, in which `'it''s'` is a text with a quote. For sqlglot, these are two texts."""
+    """Spark's SQL, in which `'it''s'` is one text with a quote.
+
+    For sqlglot, it would be two texts.
+    """
 
     class Tokenizer(Spark.Tokenizer):
-        """Reads a doubled quote as one quote, and no commands."""
+        """Reads a doubled quote as one quote, and reads no commands."""
 
         STRING_ESCAPES = [*Spark.Tokenizer.STRING_ESCAPES, "'", '"']  # noqa: RUF012
         COMMANDS: ClassVar[set[TokenType]] = set()
 
     class Parser(OperatorOrder):
-        """Reads expressions, but leaves formats of times and paths in JSON as they are written.
+        """Reads expressions, but keeps formats of times and paths in JSON unchanged.
 
         sqlglot would translate formats, and could write two different formats as the same format.
         It cannot write every path that it reads.
@@ -119,7 +123,7 @@ class SparkSQL(Spark):
 
     @override
     def tokenize(self, sql: str, dialect: DialectType = None) -> list[Token]:
-        """Return an expression's tokens; words that Spark reads as names are names."""
+        """Return an expression's tokens. Words that Spark reads as names become names."""
         tokens = super().tokenize(sql, dialect)
         for place in places_of_names(tokens):
             word = tokens[place]
@@ -144,7 +148,7 @@ def tree_of(text: str) -> exp.Expr:
 
 @cache
 def is_plain_name(word: str) -> bool:
-    """Return whether a word can be read as a name without regard to its place."""
+    """Return whether a word can be read as a name in any place."""
     try:
         tree = sqlglot.parse_one(word, dialect=Spark)
     # A word such as CASE is not an expression by itself.

@@ -1,4 +1,4 @@
-"""The types of the results of functions that only Spark computes.
+"""Finds the types of the results of functions that only Spark computes.
 
 A type may be known in part: the fields of `struct(f(x) AS a)` have the type `STRUCT<a: >` if the
 type of `f(x)` is unknown.
@@ -129,7 +129,7 @@ def type_of_schema(text: str) -> str:
 
 
 def _with_digits(kind: str) -> str:
-    """Return the type with all decimals' digits, also of decimals declared without digits."""
+    """Return the type, with the digits of all decimals, even of those declared without digits."""
     if fields := struct_fields(kind):
         return struct_type({name: _with_digits(of_field) for name, of_field in fields.items()})
     if element := element_type(kind):
@@ -303,7 +303,7 @@ _WITHOUT_ARGUMENTS = frozenset({exp.Array})
 
 
 def _result_of(function: exp.Expr | None, variables: Kinds, type_in: TypeIn) -> str:
-    """Return the type of a lambda's result, whose variables have these types."""
+    """Return the type of a lambda's result, given the types of its variables."""
     if not isinstance(function, exp.Lambda):
         return ""
     names = [name.name for name in function.expressions]
@@ -314,7 +314,7 @@ def _result_of(function: exp.Expr | None, variables: Kinds, type_in: TypeIn) -> 
 
 def _with_columns(body: exp.Expr, names: set[str]) -> exp.Expr:
     """Return the body of a lambda with a column in place of each of these variables."""
-    # A parent is needed for `replace`.
+    # `replace` works only on a node with a parent.
     root = exp.Paren(this=body.copy())
     for name in [*root.find_all(exp.Identifier)]:
         is_part = isinstance(name.parent, exp.Column) or (
@@ -399,7 +399,10 @@ def _branch(node: exp.Expr, kinds: Kinds) -> str:
 
 
 def _branches(node: exp.Expr, kinds: Kinds) -> str:
-    """Return the type of a CASE: that of one of its results, which follow the conditions."""
+    """Return the type of a CASE, which is the type of one of its results.
+
+    These follow the conditions.
+    """
     conditions = len(node.args["ifs"]) + (node.this is not None)
     return _common(kinds[conditions:])
 

@@ -1,4 +1,4 @@
-"""Says whether the tokens of a type in `CAST(... AS type)` are a type of Spark SQL."""
+"""Decides whether the tokens of a type in `CAST(... AS type)` are a type of Spark SQL."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class _Reader:
     def _reads_units(self) -> bool:
         first = self._next()
         if not self.skips(*_UNITS):
-            # No type has any other unit, such as WEEK.
+            # Any other word, such as WEEK, is not a unit of these types.
             return not first.isidentifier()
         return not self.skips("to") or self.skips(*_UNITS[first])
 

@@ -274,7 +274,7 @@ class _SideOfRows:
         return self._values(self._after[chosen], chosen)
 
     def changes(self) -> list[tuple[int, str | None, int]]:
-        """Return the number, the last value and its time of each key that the rows have changed."""
+        """For each key that the rows have changed, return its number, last value and last time."""
         keys = np.flatnonzero(self._last >= 0)
         last = self._last[keys]
         values = self._rows.columns["value"].take(pa.array(last)).to_pylist()

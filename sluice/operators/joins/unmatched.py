@@ -245,7 +245,7 @@ def _senders(records: JoinRecords, due: Times, rows: KeyedRows) -> Indices:
 def _results(
     records: JoinRecords, matches: MatchingPairs, outcomes: _Outcomes, rows: KeyedRows
 ) -> Results:
-    """Return what rows send: first the records that they send unmatched, then their own results."""
+    """Return each row's results: first the records that it sends unmatched, then its own."""
     by_row, at_once = np.flatnonzero(outcomes.by_row), np.flatnonzero(outcomes.at_once)
     left, right = matches.left_and_right(records)
     alone = np.concatenate((by_row, at_once))
