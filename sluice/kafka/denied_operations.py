@@ -69,7 +69,7 @@ def denial_named(
 ) -> Iterator[None]:
     """If Kafka denies the operation in the block, raise a DeniedOperation, which names it.
 
-    Other KafkaExceptions are raised as they are.
+    Other KafkaExceptions are passed on unchanged.
     """
     try:
         yield
@@ -81,8 +81,7 @@ def denial_named(
         resource = {"topic": topic, "transactional-id": transactional_id}.get(kind, _UNKNOWN)
         denied = Operation(operation, kind, resource)
         if kind == "cluster":
-            # A producer that numbers its records needs this operation, unless it may write to a
-            # topic.
+            # An idempotent producer needs this operation, unless it may write to some topic.
             denied = Operation("IDEMPOTENT_WRITE" if operation == WRITE else operation, kind, "")
         raise DeniedOperation(reason, denied) from None
 
@@ -109,8 +108,8 @@ def denied_on(
     denied: list[Operation] = []
     for topic, description in described.items():
         allowed = description.authorized_operations or ()
-        # Who may not describe a topic gets no description. So a broker that does not even name this
-        # operation does not say which operations it allows.
+        # A client gets a description only if it may describe the topic. So if even this operation
+        # is missing, the broker does not list the allowed operations.
         if AclOperation.DESCRIBE in allowed:
             lacking = [name for name in sorted(needed[topic]) if AclOperation[name] not in allowed]
             denied += [on_topic(name, topic) for name in lacking]
@@ -133,13 +132,13 @@ def access_denied(kafka: Mapping[str, str], operations: Sequence[Operation]) -> 
 
 
 def client_name(kafka: Mapping[str, str]) -> str:
-    """Name this client as Kafka knows it, for a message."""
+    """Return the name under which Kafka knows this client, for a message."""
     user = kafka.get("sasl.username", "")
     return f"the user {user}" if user else "this client"
 
 
 def allowing_commands(kafka: Mapping[str, str], operations: Iterable[Operation]) -> str:
-    """Write the commands that allow the operations to this client."""
+    """Return the commands that allow the operations to this client."""
     principal = f"User:{kafka.get('sasl.username', '') or 'NAME'}"
     command = f"kafka-acls.sh --bootstrap-server {_address(kafka)} --add"
     allow = f"{command} --allow-principal {principal}"

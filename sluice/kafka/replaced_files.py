@@ -1,7 +1,7 @@
 """Notices that files of a connection's settings, such as a client's certificate, were replaced.
 
 A client reads these files once, when it is made. It keeps its open connections, but opens new ones
-with the old certificate. So a process that goes on for long makes new clients.
+with the old certificate. So a process that runs for long must make new clients.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Version = tuple[int, int, int]
 
 
 class ReplacedFiles:
-    """The files of settings, as they were when clients were made with them."""
+    """The files of settings, with their versions at the time when clients were made with them."""
 
     def __init__(self, kafka: Mapping[str, str]) -> None:
         self._kafka = kafka
@@ -40,9 +40,9 @@ class ReplacedFiles:
         self._later_since = 0.0
 
     def were_replaced(self) -> bool:
-        """Return whether a file has another content now, and clients can use the files.
+        """Return whether a file was replaced, and clients can use the new files.
 
-        Files that are being replaced may not fit together yet.
+        While files are being replaced, they may not fit together yet.
         """
         if not self._paths:
             return False
@@ -51,7 +51,7 @@ class ReplacedFiles:
             self._later, self._later_since = current, now
         if current == self._used or now - self._later_since < _SETTLED_S:
             return False
-        # If the files are unusable, they are tried again after the same time.
+        # If the files are unusable, wait for the same time before trying them again.
         self._later_since = now
         try:
             silent_admin(self._kafka)
@@ -64,7 +64,7 @@ class ReplacedFiles:
 
 
 class LastingAdmin:
-    """An administrative client that is made anew when files of its settings were replaced."""
+    """An administrative client. It is made anew after files of its settings were replaced."""
 
     def __init__(self, kafka: Mapping[str, str]) -> None:
         self._kafka = kafka

@@ -467,7 +467,7 @@ class JobColumns:
 
 
 def _is_first_row(explosion: int) -> str:
-    """Return SQL for whether a row has its array's first element, or the array is empty."""
+    """Return a condition that is true in the row of an array's first element or an empty array."""
     return f"coalesce(x{explosion}_pos, 0) = 0"
 
 

@@ -103,7 +103,7 @@ def source_of(
 def _fields_read(
     node: nodes.Source, read: Collection[str], keys: Collection[str]
 ) -> tuple[SourceField, ...]:
-    """Return the record's key, the values of the fields `read`, and the key texts of `keys`."""
+    """Return the columns of the record's key, the values of `read`, and the key texts of `keys`."""
     fields: list[SourceField] = []
     if node.key is not None:
         fields.append(SourceField(node.key, f"key{node.number}", "STRING", "record_key"))

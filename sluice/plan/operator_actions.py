@@ -189,7 +189,7 @@ def _process(node: nodes.Process, pipeline: Graph) -> ProcessParameters:
 
 
 def _may_lack_columns(node: nodes.ChangedRows) -> bool:
-    """Return whether old rows come from Debezium, which may omit columns, and not from Sluice."""
+    """Return whether old rows come from Debezium, which may omit columns. Sluice omits none."""
     for step in nodes.upstream(node):
         if isinstance(step, nodes.Changes):
             return False

@@ -25,12 +25,12 @@ from sluice.values.windows import AnyWindow, SessionWindow, Window
 
 @dataclass(frozen=True)
 class SharedRows:
-    """The rows that an edge shares with another edge, into the operator `target`."""
+    """An edge into the operator `target` whose rows another edge takes, too."""
 
     target: int
     side: int
     needs_key: bool
-    """Whether the sharing edge leaves out the rows without a key."""
+    """Whether the other edge leaves out the rows without a key."""
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ class PlannedOperator:
 
     @property
     def timed_sides(self) -> tuple[int, ...]:
-        """The sides with a stream time of their own, besides the one that all sides share."""
+        """The sides that have their own stream time, besides the one that all sides share."""
         if self.joins_versions:
             return LEFT, RIGHT
         return tuple(edge.side for edge in self.edges if COGROUPED <= edge.side < READ)
@@ -248,8 +248,8 @@ class PlannedOperator:
     def keeps_waiting_windows(self, suppress: PlannedOperator) -> bool:
         """Return whether the windows in this state are those whose results `suppress` holds back.
 
-        They are if the operator forgets each window at the stream time at which the step sends the
-        window's result. The step then needs no copy of the results.
+        This is so if the operator forgets each window at the stream time at which the step sends
+        the window's result. The step then needs no copy of the results.
         """
         waiting = suppress.action
         if (

@@ -528,7 +528,7 @@ class Scopes:
 
 
 def _feeds_left_join(pipeline: Graph, node: nodes.Node) -> bool:
-    """Return whether a node's records reach a left or outer join that keeps those without a key."""
+    """Return whether a node's records reach a left or outer join, even those without a key."""
     for child in children(pipeline, node):
         if (
             isinstance(child, nodes.Join)

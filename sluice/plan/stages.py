@@ -140,10 +140,10 @@ class StagePlanner:
         return share_rows(operators), tuple(map(self._with_condition, self.edges))
 
     def _add_values(self) -> None:
-        """Add the values of edges that pass them on: structs with only the fields read later.
+        """Add the values of edges that operators only pass on: structs of the fields read later.
 
-        So tasks neither read nor pass on the other fields. No state has these values, so the fields
-        may change.
+        Tasks then neither read nor pass on the other fields. No state has these values, so the
+        fields may change.
         """
         # Start with the last operator, because the edges of later operators read fields of earlier
         # operators' results.
@@ -254,8 +254,8 @@ class StagePlanner:
         a repartition topic. Sluice has no such topic. There, only records that reach the processor
         advance stream time.
         """
-        # Reports of all these records to every worker are costly. Without timers, use only the
-        # processor's rows.
+        # All these records would be reported to every worker. Without timers, the processor's rows
+        # are enough.
         if not isinstance(node, nodes.Process) or not node.sets_timers:
             return (), True
         topics: dict[str, None] = {}
@@ -279,7 +279,7 @@ class StagePlanner:
         return tuple(topics), comes_from_another_task or not topics
 
     def _comes_from_another_task(self, taken: nodes.Input) -> bool:
-        """Return whether, in Kafka Streams, another task than the node's sends an input's rows."""
+        """Return whether, in Kafka Streams, an input's rows come from another task."""
         if taken.is_from_another_task is not None:
             return taken.is_from_another_task
         return taken.is_repartitioned(rekeyed=self.scopes.after(taken.parent).rekeyed)

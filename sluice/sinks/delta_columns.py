@@ -1,4 +1,4 @@
-"""The columns of a Delta Lake table, as Arrow types, and the encoding of JSON values for them."""
+"""The columns of a Delta Lake table, as Arrow types. Encodes JSON values for them."""
 
 from __future__ import annotations
 
@@ -98,7 +98,10 @@ class DeltaColumn:
 
     @property
     def is_text(self) -> bool:
-        """Whether this is a text column. A key that is a number is written to it as text."""
+        """Whether this is a text column.
+
+        A key that is a number is written to this column as text.
+        """
         return kind_of(self.arrow) == "text"
 
     def encode(self, json: bytes) -> Any:

@@ -54,17 +54,17 @@ _CONF = "spark.databricks.delta."
 _VERSION = f"{_CONF}write.txnVersion"
 _DELETED = "sluice_deleted"
 _HISTORY = 100
-"""How many of the table's newest commits a run searches for the last commit by Sluice."""
+"""How many of the table's newest commits a run searches to find Sluice's last commit."""
 _ATTEMPTS = 3
 _CONFLICTS = ("DELTA_CONCURRENT", "DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED")
 _ROWS_PER_FILE = 500_000
 _SQL_TYPE = "__CHAR_VARCHAR_TYPE_STRING"
-"""The entry of a column's metadata with the declared type, VARCHAR or CHAR. In Spark's schema, such
-a column has the type STRING."""
+"""The key in a column's metadata of the declared type, VARCHAR or CHAR. In Spark's schema, such a
+column has the type STRING."""
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """The table's last batch after a commit, and whether rows of later batches may be there."""
+    """The table's last batch as of a commit, and whether rows of later batches may be there."""
 
     pipeline: str
     snapshot: str | None = None
@@ -150,7 +150,7 @@ def _application(pipeline: str) -> str:
 
 @dataclass
 class DeltaSink:
-    """Writes batches to a Delta table, as `TableSink` promises: each batch once."""
+    """Writes batches to a Delta table, each batch exactly once (see `TableSink`)."""
 
     spark: SparkSession
     pipeline: str
@@ -217,10 +217,10 @@ class DeltaSink:
             raise error
 
     def _is_before(self, newest: BatchId, published: Published) -> bool:
-        """Return whether the table's newest batch is older than the published batch."""
+        """Return whether the table's newest batch is older than the batch published last."""
         if newest.generation == published.batch.generation:
             return newest.number < published.batch.number
-        # A rebuild numbers the batches of a new generation anew and writes no rows, so only a batch
+        # A rebuild renumbers the batches in a new generation and writes no rows. So only a batch
         # that a run has written can be compared with a batch of an earlier generation.
         is_written = published.is_written and self.target.output in published.outputs
         return is_written and newest.generation < published.batch.generation
@@ -268,11 +268,10 @@ class DeltaSink:
     def _commit(self, version: int, state: State, rows: Rows | None, *, pipeline: str = "") -> None:
         """Commit a batch's rows.
 
-        Without rows, the commit only takes over the table from the last writer. `pipeline` is a
-        former name, under which a driver may still write.
-
-        Raises LeaseError if another driver has taken over. A commit that conflicts with a commit of
-        another program, such as `OPTIMIZE`, is repeated.
+        If `rows` is None, the commit only takes over the table from the last writer. `pipeline` is
+        a former name, under which a driver may still write. Raises LeaseError if another driver has
+        taken over. A commit that conflicts with a commit of another program, such as `OPTIMIZE`, is
+        repeated.
         """
         for attempt in range(1, _ATTEMPTS + 1):
             failure: Exception | None = None
@@ -283,7 +282,7 @@ class DeltaSink:
                 failure = error
             with self._errors("Writing"):
                 committed = self._version_of(pipeline or self.pipeline)
-            # A commit counts even if something failed after it.
+            # If this version is committed, ignore a failure that came afterwards.
             if committed == version:
                 self.version, self.state = version, state
                 return
@@ -293,8 +292,8 @@ class DeltaSink:
                     f"{self.target.output}: another driver has begun to write it.",
                     next_step="Wait until the other driver has finished.",
                 )
-            # Delta Lake skips a commit without an error if the version is too low, so `failure`
-            # may be None.
+            # `failure` may be None, because Delta Lake skips a commit without an error if the
+            # version is too low.
             is_conflict = any(conflict in str(failure) for conflict in _CONFLICTS)
             if attempt == _ATTEMPTS or not is_conflict:
                 raise EngineError(
@@ -331,8 +330,8 @@ class DeltaSink:
         missing = (None,) * (len(names) - len(identity))
         source = [(*row, False) for row in rows.written]
         source += [(*row, *missing, True) for row in rows.deleted]
-        # With bounds, Delta Lake skips each file whose statistics show that all its keys or
-        # positions are outside.
+        # Given bounds, Delta Lake skips each file whose statistics show that all its keys or
+        # positions are outside the bounds.
         bounded = "_offset" if self.target.table.key is None else identity[0]
         bounded_index = names.index(bounded)
         values = [row[bounded_index] for row in source]
@@ -344,7 +343,7 @@ class DeltaSink:
         if self.target.table.key is not None:
             clauses.append(f"WHEN MATCHED AND s.{_DELETED} THEN DELETE")
             changes = [_equal(name) for name in names[len(identity) :]]
-            # If the key is the table's only column, there is nothing to change.
+            # If the key is the table's only column, an existing row needs no update.
             if changes:
                 clauses.append(f"WHEN MATCHED THEN UPDATE SET {', '.join(changes)}")
         listed = [backticked(name) for name in names]
@@ -393,7 +392,7 @@ class DeltaSink:
         condition = "true"
         if published is not None:
             # The rows of timers have no topic, and their positions do not show which batch wrote
-            # them. Each of them therefore counts as later.
+            # them. So count each of them as later.
             later = ["_topic = ''"]
             for topic, ends in published.positions.items():
                 of_topic = f"_topic = {literal(topic)}"
@@ -502,7 +501,7 @@ class DeltaSink:
         """Return the state after the pipeline's last commit, if it is one of the newest commits."""
         commits = self.spark.sql(f"DESCRIBE HISTORY {self._table} LIMIT {_HISTORY}")
         for (metadata,) in commits.select("userMetadata").collect():
-            # Other programs commit too, without metadata or with metadata of their own.
+            # Other programs commit, too, without metadata or with other metadata.
             try:
                 state = msgspec.json.decode(metadata or "", type=_Commit).sluice
             except msgspec.DecodeError:
@@ -516,7 +515,8 @@ class DeltaSink:
     def _committed_version(self) -> int:
         """Return the version of the pipeline's last commit, -1 before the first.
 
-        With former names, the highest version counts, because each name has versions of its own.
+        If the pipeline has former names, the highest version counts, because each name has its own
+        versions.
         """
         return max(self._version_of(name) for name in (self.pipeline, *self.formerly))
 
@@ -530,7 +530,7 @@ class DeltaSink:
         return str(value.get()) if value.isDefined() else ""
 
     def _snapshot(self) -> Any:
-        """Return the table's newest snapshot."""
+        """Return the newest snapshot of the Delta table."""
         none = self._jvm("scala.Option").empty()
         delta_log = self._jvm("org.apache.spark.sql.delta.DeltaLog").forTable(
             self._session,
@@ -600,13 +600,13 @@ def _can_be_written(arrow: pa.DataType) -> bool:
 
 
 def _max_length(column: StructField) -> int | None:
-    """Return the largest number of characters of a VARCHAR or CHAR, None for other types."""
+    """Return the largest number of characters of a VARCHAR or CHAR, or None for other types."""
     declared = re.fullmatch(r"(?:var)?char\((\d+)\)", str(column.metadata.get(_SQL_TYPE, "")))
     return None if declared is None else int(declared[1])
 
 
 def _tells_keys_apart(column: StructField) -> bool:
-    """Return whether different keys always become different values of a column."""
+    """Return whether different keys always become different values in a column."""
     # Spark pads a CHAR with spaces, so `a` and `a ` become equal.
     if str(column.metadata.get(_SQL_TYPE, "")).startswith("char("):
         return False
@@ -615,7 +615,7 @@ def _tells_keys_apart(column: StructField) -> bool:
 
 
 def _equal(column: str) -> str:
-    """Return SQL that compares a column of the table `t` with the column of the rows `s`.
+    """Return SQL that compares a column of the table `t` with the same column of the rows `s`.
 
     In an UPDATE, the same SQL assigns the row's value to the table's column.
     """

@@ -162,7 +162,7 @@ def _simple(kind: pa.DataType) -> Convert:
 
 
 def _text(value: Any) -> str:
-    """Return a text unchanged, other values as JSON, as Spark reads a STRING from JSON."""
+    """Return a text unchanged, and any other value as JSON, as Spark reads a STRING."""
     if isinstance(value, str):
         return value
     return _encode(value).decode()

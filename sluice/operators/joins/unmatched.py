@@ -163,7 +163,10 @@ class _Departures:
         )
 
     def before(self, records: Indices, rows: Indices) -> Mask:
-        """Return a mask of the records that are sent unmatched before these later rows match."""
+        """Return a mask of the records that are sent unmatched before these later rows match.
+
+        A row matches a record when it is processed.
+        """
         is_released = self.released[records] <= self.advances[rows]
         is_before: Mask = self.is_past[records] | (self.sender[records] <= rows) | is_released
         return is_before & self.is_outer[records]
