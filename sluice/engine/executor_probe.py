@@ -104,7 +104,8 @@ class Probe:
         from sluice.kafka.brokers import require_brokers, silent_admin
 
         require_brokers(self.kafka)
-        # The first broker that answers names the addresses at which clients reach the others.
+        # The first broker that answers returns the addresses under which clients reach the other
+        # brokers.
         brokers = silent_admin(self.kafka).list_topics(timeout=CONNECT_SECONDS).brokers.values()
         addresses = [(str(broker.host), int(broker.port)) for broker in brokers]
         for address in addresses:

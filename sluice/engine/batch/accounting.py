@@ -1,4 +1,4 @@
-"""What a task collects after the stateless steps: output records, counts and stream times."""
+"""Collects a task's results after the stateless steps: output records, counts and stream times."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class PartitionResults:
     def count_records(self, outcome: RecordOutcome) -> Integers:
         """Count each record once, under the first `Outcome` that applies to any of its rows.
 
-        Returns the number `undecided` of each row.
+        Returns each row's `undecided` number.
         """
         best, undecided = outcome.decided()
         if outcome.records is None:
@@ -87,7 +87,8 @@ class PartitionResults:
     ) -> dict[str, pa.Array]:
         """Return the columns that identify a row appended to a table.
 
-        They contain the place of the row's record, and the row's number among the record's rows.
+        They contain the place of the row's record in its topic, and the row's number among the
+        record's rows.
         """
         offsets = rows.column("_offset").to_numpy()
         first = _first_rows(offsets)
@@ -127,7 +128,7 @@ def _first_rows(offsets: Integers) -> Indices:
 
 @dataclass(frozen=True)
 class StreamTimeReader:
-    """Reads, in tasks, the stream times at the start of a batch."""
+    """Reads the stream times at the start of a batch. Used in tasks."""
 
     partitions: Mapping[str, int]
     """Topic of each stream → its number of partitions."""
@@ -301,8 +302,8 @@ class RecordSinks:
                 last_offset = results.rejected.get(failure.column, -1)
                 failed_offsets = offsets[rows]
                 rows = rows[np.diff(failed_offsets, prepend=last_offset) != 0]
-                # The next batch of this task may begin with more rows of the last record, so its
-                # offset is kept.
+                # The next batch of this task may begin with more rows of the last record, so keep
+                # its offset.
                 results.rejected[failure.column] = int(failed_offsets[-1])
             results.counts[f"failed/{step.name}"] += len(rows)
             if step.on_error != "dead_letter":
@@ -371,7 +372,7 @@ def _position(batch: pa.RecordBatch) -> dict[str, pa.Array]:
 
     Empty in a job without operators.
     """
-    # Without operators, results do not depend on an order across partitions, so records need no
+    # Without operators, results do not depend on the order across partitions, so records need no
     # positions.
     if "_sequence" not in batch.schema.names:
         return {}
@@ -397,7 +398,7 @@ def _failure_error(failure: Failure, batch: pa.RecordBatch, row: int) -> EngineE
 
 
 def sources_of(batch: pa.RecordBatch) -> Iterator[tuple[int, int, Mask | None]]:
-    """Yield each source and partition in a batch that is not empty, with the mask of its records.
+    """Yield each source and partition in a non-empty batch, with the mask of its records.
 
     If the batch has only one partition, there is no mask.
     """

@@ -1,4 +1,4 @@
-"""What tasks must know about their batch when it starts, such as its number and stream times.
+"""The facts about a batch that its tasks need at the start, such as its number and stream times.
 
 The driver puts the start into Spark's local properties, which Spark sends with every task of the
 thread that starts the query. The hosts therefore need not share a file.
@@ -28,7 +28,7 @@ _FILE = "sluice.start.file"
 
 
 class BatchStart(msgspec.Struct, frozen=True):
-    """What tasks must know about their batch when it starts."""
+    """The facts about a batch that its tasks need at the start."""
 
     number: int
     begun: int
@@ -67,7 +67,7 @@ class BatchStart(msgspec.Struct, frozen=True):
         return {**self.read_times, **self.stage_times}
 
     def is_read_like(self, other: BatchStart) -> bool:
-        """Return whether the tasks that read the records would do the same with another start."""
+        """Return whether the tasks that read records would do the same with the other start."""
         return _for_readers(self) == _for_readers(other)
 
 

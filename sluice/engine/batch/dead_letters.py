@@ -1,4 +1,4 @@
-"""Dead letters: how each kind of rejection becomes a dead letter.
+"""Makes dead letters from each kind of rejection.
 
 - A record that cannot be decoded, or for which a stateless step fails, is a `RejectedRecord`. The
   task that reads it makes its dead letter (`dead_letter_records`), which a side output takes to the
@@ -50,7 +50,7 @@ MOST_READ = 10_000
 """The most dead letters of a batch for which the rejected record is read from Kafka again, to get
 its headers."""
 _LEFT_OUT_BYTES = 200
-"""Upper bound of the size of the header in which `shorten_dead_letters` says what it left out."""
+"""The most bytes of the header in which `shorten_dead_letters` lists the parts that it left out."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,14 @@ def dead_letter_records(batch: pa.RecordBatch, rejected: list[RejectedRecord]) -
     """
     records = batch.take(pa.array([rejection.row for rejection in rejected]))
     # A producer sets a record's time, which may be outside the years 1 to 9999 of Python's
-    # `datetime`. So the times stay numbers here, and `iso_time` turns them into text.
+    # `datetime`. So keep the times as numbers here; `iso_time` turns them into text.
     milliseconds = pa.timestamp("ms", "UTC")
     timestamps = records.column("timestamp").cast(milliseconds, safe=False).cast(pa.int64())
     in_topic = records.select(["topic", "partition", "offset"])
     places = in_topic.append_column("timestamp", timestamps).to_pylist()
     own_headers = records.column("headers").to_pylist()
-    # A batch can have very many dead letters. So their headers are collected in columns, which is
-    # several times as fast as an object per header.
+    # A batch can have very many dead letters. Collecting their headers in columns is several times
+    # as fast as making an object for each header.
     names: list[str] = []
     values: list[bytes | None] = []
     ends = [0]
@@ -208,7 +208,7 @@ class RejectedOutput:
         """
         is_fine = np.ones(records.num_rows, bool)
         is_fine[list(errors)] = False
-        # The records are counted even with on_error="skip", so that no record is lost without a
+        # The records are counted even with on_error="skip", because no record may be lost without a
         # trace.
         self.counts[sink.topic] = self.counts.get(sink.topic, 0) + len(errors)
         if sink.on_error != "skip":

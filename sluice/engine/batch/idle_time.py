@@ -23,7 +23,7 @@ from sluice.plan.operator_parameters import ProcessParameters
 
 @dataclass(frozen=True)
 class IdleTime:
-    """How stream time advances without records after a batch."""
+    """The stream times that follow a batch if there are no further records."""
 
     job: Job
     times: Mapping[str, int]
@@ -33,7 +33,7 @@ class IdleTime:
 
     @property
     def next_batch(self) -> int | None:
-        """The earliest time at which a batch without records has something to do, epoch ms.
+        """The earliest time at which a batch without records is needed, epoch ms.
 
         Such a batch fires wall-clock timers, or sends results because stream time has advanced.
         None if there is neither a timer nor a waiting result.
@@ -68,7 +68,7 @@ class IdleTime:
 
     @cached_property
     def _waiting(self) -> tuple[PlannedOperator, ...]:
-        """The operators that hold back results, and have had a record."""
+        """The operators that hold back results and have received a record."""
         if self.job.pipeline.advance_when_idle_ms is None:
             return ()
         waiting: list[PlannedOperator] = []

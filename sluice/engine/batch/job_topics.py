@@ -24,7 +24,7 @@ _NO_CONNECTION = {
     KafkaError._TIMED_OUT_QUEUE,
     KafkaError._TRANSPORT,
 }
-"""The errors of a client that may have no connection because it has no token."""
+"""The errors that a client may get because it has no token and therefore no connection."""
 _NO_CONFIG = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.UNKNOWN_TOPIC_OR_PART)
 
 

@@ -54,7 +54,7 @@ def headers_of(text: str | None) -> list[dict[str, str | bytes | None]]:
 def with_headers(records: pa.Table, texts: Texts | None) -> pa.Table:
     """Return the records with a column `headers`; without this column if no record has headers.
 
-    Leaves out Sluice's own headers, which a record has if it was re-driven from a dead letter.
+    Leaves out Sluice's own headers: a record that was re-driven from a dead letter has some.
     """
     if texts is None or texts.null_count == len(texts):
         return records

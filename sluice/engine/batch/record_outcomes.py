@@ -68,7 +68,8 @@ _SCALE = 16
 """`undecided` is the number of a record's rows times this factor, plus the record's outcome if no
 operator uses any of these rows."""
 UNDECIDED = pa.schema([("origin", pa.int64()), ("rows", pa.int32()), ("outcome", pa.int8())])
-"""The schema of reports of rows that were passed over, and whose records have several rows."""
+"""The schema of reports of rows that were passed over. The record of such a row has several
+rows."""
 
 
 class RecordOutcome:
@@ -82,7 +83,7 @@ class RecordOutcome:
         rejected: Mask,
         skipped: Mask,
     ) -> None:
-        # A record is counted once, however many rows it has. Its rows have the same offset.
+        # Count a record once, even if it has several rows. Its rows have the same offset.
         self.records = records
         """The offset of each row's record; None if every record has one row."""
         self.applied, self.rejected, self.skipped = applied, rejected, skipped
@@ -113,11 +114,14 @@ class RecordOutcome:
 
 
 class PassedOver:
-    """The rows that a stage's operators have passed over, of records without another effect."""
+    """The rows that operators of a stage have passed over.
+
+    Their records have had no other effect.
+    """
 
     def __init__(self) -> None:
         self.corrections: dict[tuple[int, int], Counter[str]] = {}
-        """Source and partition → what to add to the counts of its records."""
+        """Source and partition → numbers to add to the counts of its records."""
         self._reports: list[pa.RecordBatch] = []
 
     def add(self, origins: Integers, undecided: Integers, outcomes: Integers) -> None:
@@ -148,7 +152,7 @@ class PassedOver:
 
 
 def corrections(origins: Integers, outcomes: Integers) -> dict[tuple[int, int], Counter[str]]:
-    """Return what to add to the counts of each source and partition.
+    """Return the corrections of each source's and partition's counts.
 
     The records with these origins were counted as applied, but have these outcomes.
     """
@@ -164,7 +168,7 @@ def corrections(origins: Integers, outcomes: Integers) -> dict[tuple[int, int], 
 
 
 def corrected_counts(reports: Iterable[pa.Table], topics: Mapping[int, str]) -> BatchStats:
-    """Return what to add to the counts of a batch, given the reports of all its stages.
+    """Return the corrections of a batch's counts, given the reports of all its stages.
 
     `topics` has the number of each source → its topic.
     """

@@ -1,6 +1,6 @@
 """Rejections of records, rows and timers for which a step failed, and errors that end the run.
 
-`dead_letters` says how a rejection becomes a dead letter.
+`dead_letters` turns rejections into dead letters.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ ROW_BATCHES = pa.schema(
     [("worker", pa.int32()), ("rows", pa.binary()), ("side_output", pa.string())]
 )
 _MOST_ROWS, _MOST_BYTES = 50_000, 1 << 24
-"""A task packs its rows when it has this many rows or bytes, so that no row batch is too large for
+"""A task packs its rows when it has this many rows or bytes. No row batch is then too large for
 Spark."""
 
 
@@ -66,7 +66,7 @@ class RowBatchWriter:
                 is_for_worker = pa.array((owners == worker) | copied)
                 row_batches[worker] = pack_table(rows.filter(is_for_worker))
         else:
-            # The rows are sorted once, because a filter for each worker would read all rows.
+            # Sort the rows once: a filter for each worker would read all rows each time.
             owners = self._owners(table)
             order = stable_order(owners)
             indices = pa.array(order)
@@ -100,8 +100,8 @@ class RowBatchWriter:
         """
         keys = pc.fill_null(table.column("key"), "").cast(pa.binary()).to_pylist()
         owners = np.fromiter(key_hashes(keys), np.int64, len(keys)) % self.workers
-        # A row may name the worker that gets it: a report of stream time goes to every worker, as
-        # one row for each.
+        # A row may name its worker: for example, a report of stream time has one row for each
+        # worker.
         named_workers = table.column("worker")
         if named_workers.null_count == len(owners):
             return owners
@@ -141,9 +141,9 @@ def _batch(
 
 @dataclass(frozen=True)
 class RowBatchReader:
-    """The task after a shuffle: yields the rows of the row batches, with their `worker`.
+    """The task after a shuffle: unpacks row batches, and passes on the side outputs.
 
-    Passes on the side outputs.
+    Yields the rows with their `worker`.
     """
 
     side_outputs: SideOutputs

@@ -125,7 +125,7 @@ def rows(count: int, columns: dict[str, pa.Array | int | bool | str | bytes]) ->
 def with_schema(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return the rows with exactly the schema `SCHEMA`.
 
-    Spark may have declared that a column has no nulls.
+    Spark may have declared columns as not nullable, which is another schema.
     """
     return pa.RecordBatch.from_arrays([batch.column(name) for name in SCHEMA.names], schema=SCHEMA)
 
@@ -160,7 +160,7 @@ def partition_of(origin: int) -> tuple[int, int]: ...
 @overload
 def partition_of(origin: Integers) -> tuple[Integers, Integers]: ...
 def partition_of(origin: int | Integers) -> tuple[int | Integers, int | Integers]:
-    """Return the source and the partition of one origin, or of an array of origins."""
+    """Return the source and the partition of an origin, or of each origin in an array."""
     source_and_partition = origin >> OFFSET_BITS
     lowest_bits = (1 << PARTITION_BITS) - 1
     return source_and_partition >> PARTITION_BITS, source_and_partition & lowest_bits
@@ -193,7 +193,7 @@ def sorted_indices(table: pa.Table) -> Indices:
 
 
 def position_keys(table: pa.Table) -> list[Integers]:
-    """Return the columns that form a row's position, as numbers that sort like their values.
+    """Return the columns that form a row's position, each as numbers with the order of its values.
 
     The column that matters least for the order comes first, as `np.lexsort` needs it.
     """

@@ -1,4 +1,4 @@
-"""The text of PySpark's types, from which Spark can parse them again."""
+"""Writes PySpark's types as text from which Spark can parse them again."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class StreamTimes:
     partitions: Mapping[str, int]
     """Topic → its number of partitions."""
     now: int
-    """The time at which the batch was begun, epoch ms."""
+    """The time at which the batch began, epoch ms."""
     idle_timeout_ms: int | None = None
     goes_on_when_idle: bool = False
     """Whether stream time advances without records once the pipeline's topics have been silent for
@@ -99,14 +99,14 @@ class StreamTimes:
         return min(reached, default=BEFORE_ALL)
 
     def _of_task(self, operator: str, topics: Iterable[str], number: int) -> int:
-        # In Kafka Streams, one task reads the partitions with the same number of all of an
-        # operator's topics, and has one stream time for all of them.
+        # In Kafka Streams, one task reads the same partition number of all of an operator's topics,
+        # and has one stream time for these partitions.
         return max(self.of(operator, topic, number) for topic in topics)
 
     def timer_due(self, operator: str, worker: int) -> int | None:
         """Return when the worker's earliest wall-clock timer of an operator is due.
 
-        Return -1 without a timer, and None if the time is unknown.
+        Return -1 if there is no timer, and None if the time is unknown.
         """
         return self.times.get(wall_name(operator, worker))
 

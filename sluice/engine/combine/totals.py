@@ -74,7 +74,7 @@ class Totals:
         """Combine two values of a group into one."""
         combiners = self._combiners[group]
         # Values of earlier batches end with an event time if the group had an output in these
-        # batches. If the group has no output now, the time is cut off.
+        # batches. If the group has no output now, cut off the time.
         first_values = _decode(first)[: len(combiners)]
         second_values = _decode(second)[: len(combiners)]
         # Values of batches before the group had an output have no event time; `zip_longest` adds
@@ -84,7 +84,7 @@ class Totals:
         return _encode(combined).decode()
 
     def time(self, value: str) -> int:
-        """Return the largest event time in a value of a timed group."""
+        """Return the largest event time, which a value of a timed group contains."""
         time: int = _decode(value)[-1]
         return time
 

@@ -1,9 +1,9 @@
 """Assigns each record to its windows, per aggregation group, and finds the records that are late.
 
 Each group has a stream time for each partition of its source: the largest event time of the records
-so far, including late records. By stream time, `sluice/operators/lateness.py` decides which records
-are late. A task sees a partition in offset order, so stream time is a running maximum that
-continues from the last batch, and results do not depend on where batches end.
+so far, including late records. `sluice/operators/lateness.py` decides by stream time which records
+are late. A task reads a partition in offset order, so stream time is a running maximum, which
+continues from the last batch. Results therefore do not depend on where batches end.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from sluice.values.windows import TimeWindow
 @dataclass(frozen=True)
 class Windowed:
     rows: Indices
-    """Indices of records, each repeated once per window that the record belongs to."""
+    """Indices of records. A record's index occurs once for each window that the record belongs
+    to."""
     starts: Times
     """The window's start for each element of `rows`."""
     ends: Times
@@ -125,8 +126,8 @@ class Windowing:
         outcome.dropped["null_key"] |= without_key
         _count(results, "null_key", group, int(without_key.sum()))
         if group.window is None:
-            # Without windows, Kafka Streams drops records without a value; with windows, it counts
-            # them.
+            # Kafka Streams drops records without a value if there are no windows. Otherwise, it
+            # counts them.
             counted = has_key
             if group.null:
                 counted = has_key & ~boolean_mask(batch.column(group.null))

@@ -34,15 +34,16 @@ def announced_times(job: Job, before: Mapping[str, int], after: StreamTimes) -> 
 
 
 def _closed(job: Job, store: str, times: StreamTimes) -> int:
-    """Return the stream time up to which the windows of a store are closed."""
+    """Return the stream time up to which the windows of an announced store are closed."""
     for operator in job.operators:
         if operator.store == store:
             return times.times.get(f"{CLOSED}/{operator.clock}", BEFORE_ALL)
     for group in job.groups:
         if any(column.store == store for column in group.store_columns):
             # A record is late if its window is closed by its partition's own time, or by the time
-            # that all groups have reached. Only the latter counts for a partition that was idle.
+            # that all groups have reached. For a partition that was idle, only the latter time
+            # counts.
             own = replace(times, idle_timeout_ms=None).closed(group.name, group.topics)
             return max(own, closed(job.groups, times))
-    # A rebuild of changed stores computes only a part of the pipeline.
+    # The store may be missing: a rebuild of changed stores computes only a part of the pipeline.
     return BEFORE_ALL

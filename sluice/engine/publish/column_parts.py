@@ -22,7 +22,7 @@ class Part:
     type: pa.DataType
     """The type in which Arrow parses the JSON of the part's values."""
     pieces: Callable[[pa.Array], list[Piece]]
-    """Writes values. Raises UnsureError if they may not fit the schema."""
+    """Encodes a column of values. Raises UnsureError if a value may not fit the schema."""
     amounts: tuple[str, ...] = ()
     """The names of its fields whose values must not be texts, although Arrow would accept texts."""
 

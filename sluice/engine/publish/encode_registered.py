@@ -215,7 +215,8 @@ def schema_in_registry(
 ) -> RegisteredSchema | None:
     """Return the subject's version that equals the format's own schema; None if there is none."""
     if values.pulled:
-        # A registry finds a schema that refers to others only together with their names.
+        # A registry finds a schema that refers to other schemas only if the request names them,
+        # too.
         with suppress(UnknownSchemaError):
             pulled = registry.version(subject, values.pulled)
             if pulled.text == values.schema:

@@ -35,8 +35,7 @@ _PIECE = 4_000
 """How many texts are encoded at once. If one of them does not fit, all of them are encoded one by
 one."""
 _SAMPLES = 20
-"""The number of texts whose fields are examined for whether times and amounts are texts or
-numbers."""
+"""How many texts are examined to find out whether times and amounts are texts or numbers."""
 _MOST_MISSES = 3
 """After this many pieces in a row that could not be encoded at once, most of the next pieces are
 encoded one by one."""

@@ -62,8 +62,8 @@ from sluice.state.model import GenerationInfo
 from sluice.support.arrays import Indices
 
 COMMIT_TIMEOUT_S = 120
-"""After this time the run fails without knowing the transaction's outcome. The next run learns from
-the marker whether the transaction was committed."""
+"""If a commit takes longer, the run fails without knowing the transaction's outcome. The next run
+learns from the marker whether the transaction was committed."""
 _FAST: dict[str, str | bool] = {
     "linger.ms": "20",
     "compression.type": "lz4",
@@ -71,7 +71,7 @@ _FAST: dict[str, str | bool] = {
     "queue.buffering.max.kbytes": "1048576",
     "delivery.report.only.error": True,
     "transaction.timeout.ms": "600000",
-    # After this time, the client gives up a topic that was deleted. All brokers know a new topic
+    # After this time, the client stops waiting for a deleted topic. All brokers know a new topic
     # much earlier.
     "topic.metadata.propagation.max.ms": "3000",
     **ANY_SIZE,
@@ -82,7 +82,7 @@ _BATCH_BYTES = 1_000_000
 _DEAD_LETTER_HEADERS = 1 << 20
 """Bytes by which a dead letter may exceed the rejected record."""
 _CHUNK = 2_000
-"""How many records the driver lists, queues and frees at once: so few that they stay in the
+"""How many records the driver lists, queues and frees at once: few enough to stay in the
 processor's caches."""
 _BITS, _PRIME = 2**32 - 1, 2_654_435_761
 
@@ -117,7 +117,7 @@ class TransactionalOutput:
         self.topic_ids: Mapping[str, str] = {}
         """Topic → Kafka's id of the topic that the writer writes to, for the markers."""
         self.why_unwritable: Callable[[], EngineError | None] = lambda: None
-        """Returns the error if a wait for the broker is in vain."""
+        """Returns the error because of which a wait for the broker is useless, if any."""
 
     @property
     def markers(self) -> Mapping[int, Marker]:
@@ -229,8 +229,8 @@ class TransactionalOutput:
             self._rejections_raised(),
         ):
             if marker is None:
-                # A batch without records gets a transaction, too, so that its
-                # marker says that it was written.
+                # A batch without records needs a transaction, too, because its marker must show
+                # that it was written.
                 begun = self._begin_transaction()
                 self._add_offsets(state, ends)
             for topic, table in records:
@@ -276,7 +276,7 @@ class TransactionalOutput:
         self._write_marker(replace(self._writer, ref=ref).name, marker)
 
     def replace_lost(self, marker: Marker) -> None:
-        """Write a marker of the writer's generation, in place of one that is gone."""
+        """Write a marker of the writer's generation, in place of a lost one."""
         self._write_marker(self._writer.name, marker)
 
     def _write_marker(self, key: str, marker: Marker) -> None:
@@ -320,7 +320,7 @@ class TransactionalOutput:
             raise reason
 
     def _require_same(self, marker: Marker, records: Iterable[tuple[str, pa.Table]]) -> None:
-        """Raise BatchDiffers if a retried batch has other records than before.
+        """Raise BatchDiffers if a retried batch has other records than in the earlier attempt.
 
         Compare only the topics to which the pipeline still writes.
         """
@@ -454,8 +454,8 @@ class _Chunk:
         `partitions` is the topic's number of partitions.
         """
         columns = dict(zip(self.records.schema.names, self.records.columns, strict=True))
-        # The client chooses the partition by the key if the partition is -1, and sets the current
-        # time if the timestamp is 0.
+        # If the partition is -1, the client chooses it by the key. If the timestamp is 0, the
+        # client sets the current time.
         chosen: Iterable[int] = repeat(-1)
         if "partition" in columns:
             numbers = np.asarray(pc.fill_null(columns["partition"], -1))
@@ -493,7 +493,7 @@ def _chunks(table: pa.Table) -> Iterator[_Chunk]:
 
 
 def _without_nulls(values: list[bytes | None]) -> list[bytes]:
-    """Return the values, with empty bytes in place of nulls."""
+    """Replace nulls in the values with empty bytes."""
     return [value or b"" for value in values]
 
 
@@ -520,8 +520,8 @@ def _produce(
         total += chunk.checksum
         for arguments in chunk.arguments(topic, partitions):
             try:
-                # Passing the arguments by name, or calling `_queue` for each record, would take
-                # longer.
+                # Pass the arguments by position, and do not call `_queue` for each record: both
+                # save time.
                 produce(*arguments)
             except BufferError:
                 _queue(producer, when_slow, *arguments)

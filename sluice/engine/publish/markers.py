@@ -46,7 +46,7 @@ class Writer:
     def transactional_id(self) -> str:
         """Return the transactional id.
 
-        A pipeline's generations share it, so that a newer producer fences an older one.
+        A pipeline's generations share it, so a newer producer fences an older one.
         """
         return f"sluice.{self.ref.pipeline}"
 
@@ -101,7 +101,7 @@ class Marker(msgspec.Struct, frozen=True):
     state: PublishedState = NOTHING_PUBLISHED
 
     def without(self, topics: Collection[str]) -> Self:
-        """Return the marker of the batch as if it had not been written to these topics."""
+        """Return the marker that the batch would have without these topics."""
         changes: dict[str, Any] = {}
         for name in ("outputs", "checksums", "ids"):
             values = dict(getattr(self, name))
@@ -111,7 +111,7 @@ class Marker(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, **changes)
 
     def restored(self, ids: Mapping[str, str]) -> Self:
-        """Return the marker of the batch as if it had been written to topics with these ids."""
+        """Return the marker, with the ids of topics to which the batch's records were restored."""
         return msgspec.structs.replace(self, ids={**self.ids, **ids})
 
     def written_to(self, topic: str) -> Written:
@@ -120,7 +120,7 @@ class Marker(msgspec.Struct, frozen=True):
 
     @property
     def with_earlier(self) -> Batch:
-        """Return the batch with the end offsets of all partitions that have been read so far."""
+        """Return the batch, with the end offsets of all partitions that have been read so far."""
         return msgspec.structs.replace(self.batch, ends=merge_ends(self.ends, self.batch.ends))
 
 
@@ -155,7 +155,7 @@ class MarkerTopic:
 def encode_registration(info: GenerationInfo) -> bytes:
     """Encode a generation for the topic of markers, without passwords.
 
-    The topology's drawing is left out, too, because the next run makes it again.
+    Leaves out the topology's drawing, too, because the next run makes it again.
     """
     workers: list[WorkerInfo] = []
     for worker in info.workers:
@@ -211,8 +211,8 @@ def newest_until(markers: Mapping[int, Marker], generation: int) -> Marker | Non
 def _read_messages(kafka: Mapping[str, str], topic: str) -> Sequence[Message]:
     messages: list[Message] = []
     with kafka_errors("Reading the markers", kafka), RangeReader(kafka, skips_lost=True) as reader:
-        # Reading the watermarks makes the client find the partition's
-        # leader at once instead of after 0.5 s.
+        # Reading the watermarks first, the client finds the partition's leader at once instead of
+        # after 0.5 s.
         begin, end = watermark_offsets(reader.consumer, TopicPartition(topic, 0), TIMEOUT_S)
         for records in reader.read([Range(topic, 0, begin, end)]):
             messages += records.messages

@@ -1,9 +1,9 @@
-"""Decides from a batch's rejected records whether the records are wrong, or the pipeline.
+"""Decides from a batch's rejected records whether the pipeline rather than the records is wrong.
 
 If a step fails for most records, then the step is wrong. If most records cannot even be read, then
-their producer or the contract is wrong, and a result without them would mislead. Such a batch ends
-the run, if it has at least `LEAST_REJECTED` rejected records. A batch with fewer rejected records
-is published, and the pipeline is degraded until a batch has hardly any rejected records.
+their producer or the contract is wrong, and a result without them would be misleading. Such a batch
+ends the run if it has at least `LEAST_REJECTED` rejected records. A batch with fewer rejected
+records is published, and the pipeline is degraded until a batch has hardly any rejected records.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ _NOT_REJECTED = {
 in Kafka Streams, or a step failed for them."""
 
 LEAST_REJECTED = 100
-"""If the limit is a share, fewer rejected records than this never end a run, even if the batch has
-no others: a run often reads few records, and a single wrong one must not stop the pipeline."""
+"""If the limit is a share, fewer rejected records than this never end a run, even if all records of
+the batch are rejected. A run often reads only a few records, and a single wrong record must not
+stop the pipeline."""
 _NOTABLE = 10
 _NOTABLE_SHARE = 0.05
 """A pipeline is degraded if a batch has at least `_NOTABLE` rejected records, and more than this

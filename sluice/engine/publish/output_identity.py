@@ -39,8 +39,8 @@ class OutputIdentity:
 
         `ids`: topic → its id now.
 
-        Do nothing without the topic of markers: either the pipeline has written nothing yet, or
-        another check reports the loss of this topic.
+        If the topic of markers is missing, do nothing: either the pipeline has written nothing yet,
+        or another check reports the loss.
         """
         if self.writer.markers in ids:
             markers = read_markers(self.kafka, self.writer)
@@ -93,7 +93,7 @@ def changed_topics(
     topics: Iterable[str],
     ids: Mapping[str, str],
 ) -> list[str]:
-    """Return the topics to which the marker's batch was written, but which were deleted since.
+    """Return the topics to which the marker's batch was written and which were deleted since.
 
     `ids`: topic → its id now.
     """

@@ -89,7 +89,7 @@ class IdentityCheck(Protocol):
         """Raise EngineError if a partition ends before the offset up to which it was read."""
 
     def why_unwritable(self) -> EngineError | None:
-        """Return the change of a topic because of which no output can be written, if any."""
+        """Return the error for a changed topic that keeps output from being written, if any."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class PublishedBatch:
     """The snapshot and the sizes of a published batch."""
 
     snapshot: Snapshot | None
-    """None if the batch was empty, so that there was nothing to publish."""
+    """None if the batch was empty, and there was nothing to publish."""
     counts: Mapping[str, int]
     row_bytes: int
     """The size of the batch's rows (see `Collected.row_bytes`)."""
@@ -126,7 +126,7 @@ class Phases:
     _since: float = field(default_factory=time.monotonic)
 
     def end(self, name: str) -> None:
-        """End the current phase, which gets this name, and begin the next phase."""
+        """End the current phase under this name, and begin the next one."""
         now = time.monotonic()
         self.ms[name], self._since = round((now - self._since) * 1_000), now
 
@@ -144,11 +144,12 @@ class BatchResult:
     """The stream times after the batch."""
 
     has_new_times: bool
-    """Whether a task has reported a time. It does so if it has read records or has fired timers."""
+    """Whether a task has reported a time. A task does this if it has read records or fired
+    timers."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether the batch had no records, has fired no timers and has changed no state."""
+        """Whether the batch had no records, fired no timers and changed no state."""
         return self.counts == {ROWS: 0} and not self.has_new_times
 
     @property
@@ -216,8 +217,8 @@ class Publisher:
         """
         number = batch.plan.number
         phases = self._begin_phases(batch.plan)
-        # A driver that has lost its lease stops early. Shards, Kafka and the
-        # ledger would refuse its writes anyway.
+        # If the lease is lost, stop early: shards, Kafka and the ledger would refuse the writes
+        # anyway.
         self.lease.check()
         collected = self._write_shards(state_rows)
         phases.end("state")
@@ -229,8 +230,9 @@ class Publisher:
         try:
             dead_letters = self._dead_letters(result)
         except RecordsRejected:
-            # Calls that have failed, perhaps because a service was down, may succeed when the batch
-            # is repeated. No output of the batch has been written.
+            # Failed calls may succeed when the batch is repeated, for example if a service was
+            # down. The recorded failures can be removed, because no output of the batch has been
+            # written.
             self.storage.forget_failures(number, self.lease.epoch)
             raise
         # A batch without records can still move the offsets on: past aborted transactions, or

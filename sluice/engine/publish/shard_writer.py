@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class StateRows(Protocol):
-    """A batch's changed state rows. They are computed when they are written."""
+    """A batch's changed state rows. The rows are computed only when they are written."""
 
     @property
     def spark(self) -> SparkSession | None:
@@ -166,13 +166,13 @@ class ShardWriter(TaskOfBatch):
     def _changed_rows(self, rows: pa.Table) -> pa.Table:
         """Return one sorted row for each key and window.
 
-        It is the sum of a group's rows, or the last change of any other row.
+        For a group, it is the sum of the rows; otherwise, it is the last change.
         """
-        # A row without a key belongs to no store, so it is left out.
+        # Leave out rows without a key: they belong to no store.
         rows = sorted_rows(_chosen(rows, rows.column("key").is_valid()), then_by=SORT_KEY)
         repeats = repeats_previous(rows)
-        # A task makes one row of a key's records in a window, and most keys have all of their
-        # records in one partition. So in most batches, no row is repeated.
+        # A task makes only one row of a key's records in a window, and most keys have all of their
+        # records in one partition. So in most batches, no key and window occurs twice.
         if not repeats.any():
             return rows
         is_last = np.append(~repeats[1:], True)
@@ -207,12 +207,12 @@ class ShardWriter(TaskOfBatch):
 
         def added_up() -> Iterator[RowColumns]:
             nonlocal replaced
-            # Only one page of rows at a time is turned into Python objects, which take several
+            # Turn only one page of rows at a time into Python objects, because these take several
             # times as much memory.
             for page in pages_of(state_rows):
                 ids = ids_of(page)
-                # Only versions before this batch are read, so that a repeated batch never adds to
-                # its own rows.
+                # Read only versions before this batch: a repeated batch must not add to its own
+                # rows.
                 before = shard.rows_before(batch, ids, self.epoch)
                 if before:
                     values = page.column("value").to_pylist()
@@ -262,7 +262,7 @@ def _is_in(numbers: pa.ChunkedArray, chosen: Collection[int]) -> pa.ChunkedArray
 def _chosen(rows: pa.Table, mask: pa.ChunkedArray) -> pa.Table:
     """Return the rows for which the mask is true.
 
-    If it is true for all rows, as in most batches, nothing is copied.
+    If it is true for all rows, as in most batches, do not copy them.
     """
     if pc.all(mask).as_py():
         return rows

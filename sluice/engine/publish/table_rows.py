@@ -21,7 +21,7 @@ from sluice.values.sink_tables import POSITION, WINDOW
 from sluice.values.utc_times import utc_datetime
 
 NOT_FITTING = "not_encoded"
-"""The reason of the dead letters of records that do not fit a table."""
+"""The reason in the dead letters of records that do not fit a table."""
 
 _fields_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _NULL = msgspec.Raw(b"null")
@@ -101,7 +101,7 @@ def join_rows(parts: Iterable[Rows]) -> Rows:
 def _key(column: Column, key: str) -> Any:
     """Return the value for the key's column.
 
-    The key, a text, becomes a number in a column of numbers.
+    In a column of numbers, the key's text becomes a number.
     """
     try:
         if column.is_text or not _is_number(key):

@@ -47,7 +47,7 @@ _MICROS_OF_DAY = 86_400_000_000
 
 
 class NotColumnarError(Exception):
-    """Values of this schema or contract can only be read one by one."""
+    """Values of this schema or contract can only be decoded one by one."""
 
 
 class Data:
@@ -542,7 +542,7 @@ def _list(read: Read, items: Node) -> Read:
         elif len(parts) == 1:
             values = parts[0]
         else:
-            # The items of a list come one after the other, so their places give their order.
+            # The items of a list are adjacent in the data, so their places show their order.
             order = np.argsort(np.concatenate(begins))
             values = pa.concat_arrays(parts).take(pa.array(order))
         return pa.ListArray.from_arrays(pa.array(bounds), values)

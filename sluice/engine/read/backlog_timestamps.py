@@ -67,8 +67,8 @@ def _listed(
     admin = silent_admin(kafka)
     places = [TopicPartition(*partition) for partition in partitions]
     with kafka_errors("Reading the topics' offsets", kafka):
-        # A client that asks for offsets before it is connected may find the partitions' leaders one
-        # to three seconds later. So the first request is one that waits for the connection.
+        # If a client requests offsets before it is connected, it may find the partitions' leaders
+        # only after one to three seconds. So first make a request that waits for the connection.
         admin.describe_cluster(request_timeout=TIMEOUT_S).result(TIMEOUT_S)
         return list_offsets(admin, places, which, TIMEOUT_S)
 

@@ -73,7 +73,7 @@ def _check_lengths(kind: inspect.StrType | inspect.BytesType, column: pa.Array) 
 
 
 def choices_of(kind: inspect.Type) -> list[Any]:
-    """Return the values of a Literal or an Enum of one type; nothing for another type."""
+    """Return the values of a Literal or an Enum of one type; empty for another type."""
     if isinstance(kind, inspect.LiteralType):
         return [*kind.values] if choice_type(kind) is not None else []
     if isinstance(kind, inspect.EnumType):

@@ -239,8 +239,8 @@ class ValueDecoder:
         if self.source.keeps_nulls:
             decode = partial(_unless_null, decode)
         texts = iter(inputs)
-        # One `try` around the loop costs less than a `try` for each value. The loop
-        # continues after a value that fails.
+        # One `try` around the loop costs less than a `try` for each value. The outer loop continues
+        # after a value that fails.
         while len(values) + len(dead_letters) < len(raw):
             try:
                 for text in texts:
