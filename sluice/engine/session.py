@@ -27,16 +27,17 @@ DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.python.daemon.module": "sluice.engine.worker_daemon",
-    # If a function crashes Python, Spark's error contains the function's traceback.
+    # With this setting, Spark's error contains a function's traceback if the function crashes
+    # Python.
     "spark.python.worker.faulthandler.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
-    # There is no limit, because with a limit Spark would compute the batch's size after
-    # every row, which takes longer than writing the row.
+    # The largest possible limit switches the limit off. Otherwise, Spark would compute the batch's
+    # size after every row, which takes longer than writing the row.
     "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
     "spark.sql.streaming.metricsEnabled": "false",
-    # By default, each session initializes the functions of Spark's ML library, which takes a second
-    # of CPU time, because the library's jar registers them as an extension. Extensions in
+    # By default, each session initializes the functions of Spark's ML library, because the
+    # library's jar registers them as an extension. This takes a second of CPU time. Extensions in
     # `spark.sql.extensions` are used with and without this setting.
     "spark.sql.extensions.test.loadFromCp": "false",
     # By default, Spark keeps the plans and metrics of the newest 1,000 queries, stages and jobs for
@@ -65,13 +66,13 @@ INTERPRETED = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
-"""Settings with which Spark interprets a query's expressions, rather than generate and compile Java
-code for them."""
+"""Settings that make Spark interpret a query's expressions, instead of generating and compiling
+Java code for them."""
 COMPILED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
 _ROWS_AT_ONCE = "spark.sql.execution.arrow.maxRecordsPerBatch"
 """The most rows that Spark hands to Python, or gets from Python, at once."""
 _RECORDS, _ROW_BATCHES = {_ROWS_AT_ONCE: "20000"}, {_ROWS_AT_ONCE: "4"}
-"""The settings for rows that are records, and for rows that are row batches, each of which has
+"""The settings for rows that are records, and for rows that are row batches. Each row batch has
 thousands of rows."""
 _CLASSES = ("PythonSQLUtils", "PythonUtils", "SimplePythonFunction", "functions")
 
@@ -81,7 +82,8 @@ would take longer than it saves."""
 
 
 Starting: TypeAlias = "SparkSession | Future[SparkSession]"
-"""A session, or a session that is being started, while a run already reads Kafka and the ledger."""
+"""A session, or a session that is still being started: a run can already read Kafka and the ledger
+meanwhile."""
 
 
 def wait_for_session(spark: Starting) -> SparkSession:
@@ -190,10 +192,10 @@ def prepare_pyspark() -> None:
 
 
 def set_up(spark: SparkSession, settings: Settings) -> SparkSession:
-    """Set up a session that has just been created, and return it."""
+    """Set up a session that has just been created. Return the session."""
     let_jvm_end(spark.sparkContext)
     # Spark checks a setting's value only when it is set, not when a session is built with it. So
-    # each setting is set again.
+    # set each setting again.
     for key in filter(spark.conf.isModifiable, settings.spark_conf):
         value = str(spark.conf.get(key))
         spark.conf.set(key, value)
@@ -202,7 +204,7 @@ def set_up(spark: SparkSession, settings: Settings) -> SparkSession:
 
 
 def configuration(settings: Settings) -> dict[str, Any]:
-    """Return the session's settings: SLUICE_SPARK_CONF, and `DEFAULTS` for what it leaves out."""
+    """Return the session's settings: SLUICE_SPARK_CONF, and `DEFAULTS` for all others."""
     return {**DEFAULTS, **settings.spark_conf}
 
 

@@ -77,7 +77,7 @@ class JvmKeeper:
     def _clean_up(self, session: Any, server: Any) -> None:
         with suppress(Py4JError, OSError):
             context = session.sparkContext()
-            # A query ends when its jobs have been cancelled. Nothing here waits for that.
+            # A query ends when its jobs have been cancelled. Do not wait for this.
             for query in session.streams().active():
                 context.cancelJobGroup(query.runId().toString(), "The run has ended.")
             session.interruptAll()

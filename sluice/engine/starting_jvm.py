@@ -1,4 +1,4 @@
-"""Connects PySpark to the JVM of a driver, whichever of the two has started the other."""
+"""Connects PySpark to the JVM of a driver, whether the JVM or the driver was started first."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class StartingJvm(StartedJvm):
 
         Raises SettingsError if the JVM ends before it has started.
         """
-        # The JVM gives the file its name only after it has written the file.
+        # The JVM renames the file to this path only after it has written the file.
         while not self.connection.exists():
             if self.process.poll() is not None:
                 raise SettingsError(

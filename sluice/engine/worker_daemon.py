@@ -5,9 +5,9 @@ It imports the modules that tasks need before it forks the processes that run ta
 So these processes start fast, and share the memory of the modules.
 
 The driver on the same host imports the same modules. It has therefore forked a process that waits
-to be the daemon (`prepare`). This program then only passes on to that process what Spark gave it,
-such as stdin and arguments, and waits until the process ends. On the other hosts of a cluster, this
-program is the daemon itself.
+to be the daemon (`prepare`). This program then only passes stdin, arguments and so on from Spark to
+that process, and waits until the process ends. On the other hosts of a cluster, this program is the
+daemon itself.
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ def environment_of_tasks(
 ) -> dict[str, str]:
     """Return the environment variables of a run's tasks.
 
-    `own` are the run's, `of_spark` are those with which Spark starts its daemon, and `of_jvm` are
-    those of a JVM that belongs to no run; None for the JVM of the run.
+    `own` are the run's variables, and `of_spark` are those with which Spark starts its daemon.
+    `of_jvm` are those of a JVM that belongs to no run; None for the JVM of the run.
     """
     if of_jvm is None:
         return {**of_spark}
@@ -145,7 +145,7 @@ def hand_over() -> bool:
     Returns False if no daemon is prepared.
     """
     path = os.environ.get(PREPARED_DAEMON)
-    # The setting `spark.pyspark.python` may name another Python for tasks than the driver's.
+    # The setting `spark.pyspark.python` may name another Python for tasks than that of the driver.
     if not path or os.environ.get("PYSPARK_DRIVER_PYTHON") != sys.executable:
         return False
     with socket.socket(socket.AF_UNIX) as prepared:

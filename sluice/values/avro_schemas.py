@@ -238,7 +238,7 @@ def _logical(schema: Mapping[str, Any], kind: str, size: int = 0) -> tuple[str, 
 def parse(text: str, references: Iterable[ReferredSchema] = ()) -> Node:
     """Parse a schema. Raises SchemaError.
 
-    `references` are the schemas to which it refers, each after its own references.
+    `references` are the schemas to which it refers. Each comes after its own references.
     """
     parser = _Parser()
     try:
@@ -250,7 +250,10 @@ def parse(text: str, references: Iterable[ReferredSchema] = ()) -> Node:
 
 
 def present(node: Node) -> Node:
-    """Return the node of the values that are not null, for a union of null and one other type."""
+    """For a union of null and one other type, return the other type's node.
+
+    Otherwise, return the node.
+    """
     if isinstance(node, Union):
         branches = node.branches_with_values
         if len(branches) == 1:

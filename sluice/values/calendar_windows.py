@@ -1,8 +1,8 @@
 """Windows that follow a time zone's clocks: days, weeks, months, years, or shifts of hours.
 
 The clocks of a zone are sometimes set forward or back, so these windows differ in length: a day has
-23 hours when summer time begins, and 25 when it ends. All times are in ms: an *instant* since 1970
-in UTC, a *local* time since 1970 on the zone's clocks.
+23 hours when summer time begins, and 25 when it ends. All times are in ms. An *instant* counts from
+1970 in UTC; a *local* time counts from 1970 on the zone's clocks.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ class CalendarWindow:
 
     def period_at(self, time: int) -> int:
         """Return the number of the period that contains an instant. Numbers increase with time."""
-        # This is only a first guess, because the clocks may change within the quarter of an hour
-        # that contains the time.
+        # This is only a first guess: the clocks may change within the quarter of an hour that
+        # contains the time.
         number = self._period_of_local(time + _ahead_of_utc(self.zone, time // _QUARTER))
         while self.start_of(number + 1) <= time:
             number += 1
@@ -202,7 +202,7 @@ def _clock(ms: int) -> datetime:
 def _distances(zone: str, local: int) -> tuple[int, int]:
     """Return how far the clocks are ahead of UTC at a local time.
 
-    The two distances differ if the clocks skip the time or show it twice.
+    Return two distances, which differ if the clocks skip the time or show it twice.
     """
     clock = _clock(local).replace(tzinfo=_zone(zone))
     return _in_ms(clock.utcoffset()), _in_ms(clock.replace(fold=1).utcoffset())

@@ -82,4 +82,4 @@ class SharedSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[tuple[str, ...], ...] = ()
     """For each worker, the addresses of its shard and of the shard's standby, without passwords."""
     rows: dict[str, str] | None = None
-    """In a test, key → value as JSON, in place of the shards."""
+    """Used in a test instead of the shards: key → value as JSON."""

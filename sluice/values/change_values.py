@@ -1,4 +1,4 @@
-"""Changes of a table as values, and the JSON in which Debezium writes them."""
+"""Changes of a table as values, and their JSON in Debezium's format."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Change(Struct, Generic[V]):
 
 
 def row_type(changes: type[Change[Any]]) -> Any:
-    """Return the type of row that a class of changes declares."""
+    """Return the type of rows that a class of changes declares."""
     for base in changes.__mro__:
         for generic in getattr(base, "__orig_bases__", ()):
             if get_origin(generic) is Change and not isinstance(get_args(generic)[0], TypeVar):
@@ -141,7 +141,7 @@ class DebeziumEnvelope(Wrapper):
     def decode(
         self, decode_change: Callable[[bytes], Any], data: bytes, key: bytes | None
     ) -> tuple[bytes, Any]:
-        """Return the change in a value as JSON of the class of changes, and the decoded change.
+        """Return the change in a value: as JSON that fits the class of changes, and decoded.
 
         `key` is the key of the record. Raises ValueError for a value that is not a change, and the
         errors of `decode_change`. If the row before the change does not fit the contract, because
@@ -183,7 +183,7 @@ class DebeziumEnvelope(Wrapper):
         for name, has_default in self._columns.items():
             if has_default and name not in columns:
                 absent.append(name)
-        # A column that the row after the change lacks, too, is not in the database's table.
+        # A column that the row after the change lacks, too, does not exist in the database's table.
         return not absent or (after != _NULL and _decode_columns(after).keys().isdisjoint(absent))
 
     @cached_property
@@ -196,7 +196,7 @@ class DebeziumEnvelope(Wrapper):
 
     @cached_property
     def _columns(self) -> dict[str, bool]:
-        """The names of the rows' columns, each with whether it has a default other than null."""
+        """Name of each of the rows' columns → whether it has a default other than null."""
         columns: dict[str, bool] = {}
         for field in self._row_fields:
             columns[field.encode_name] = not field.required and field.default is not None
@@ -275,7 +275,7 @@ def _are_of_key(
 def _columns_of_key(key: bytes | None) -> frozenset[str] | None:
     """Return the names of the columns in a key that Debezium has written as JSON.
 
-    Return None for another key.
+    Return None for any other key.
     """
     try:
         columns = _decode_columns(key or b"")

@@ -13,7 +13,7 @@ class ContractChange:
     """One change of a contract."""
 
     text: str
-    """What has changed, such as `the field vat is new and required`."""
+    """A description of the change, such as `the field vat is new and required`."""
     rejected: str
     """The records that are rejected since the change, such as `records without it`; empty if
     none."""

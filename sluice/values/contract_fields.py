@@ -63,7 +63,8 @@ def _add_fields(fields: dict[str, str], path: str, kind: ObjectType) -> None:
     prefix = ""
     if path:
         prefix = f"{path}."
-    # The Struct that stores a pydantic model requires all fields: pydantic has filled them in.
+    # The Struct that stores a pydantic model requires all fields, because pydantic fills them in.
+    # So ask the model.
     required = required_fields(kind.cls)
     for field in kind.fields:
         if required is None:
@@ -77,7 +78,7 @@ def _add_fields(fields: dict[str, str], path: str, kind: ObjectType) -> None:
 
 
 def _without_null(kind: inspect.Type) -> tuple[inspect.Type, str]:
-    """Return a type without null, and the text for null if the type allows it."""
+    """Return a type without null, and the text `NULLABLE` if the type allows null."""
     if isinstance(kind, inspect.Metadata):
         inner, nullable = _without_null(kind.type)
         # Without null, keep the metadata, which has the digits of a Decimal.

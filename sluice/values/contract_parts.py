@@ -120,8 +120,8 @@ class ContractPart:
     def collector(self) -> Callable[[Sequence[Any]], list[Any]]:
         """Return a function that collects this part of several values.
 
-        Its code is generated for the part, and takes about a tenth of the time that a walk through
-        each value takes.
+        Its code is generated for the part. It takes about a tenth of the time of traversing each
+        value.
         """
         # `eval` is safe here, because the source contains only names of attributes.
         source = f"lambda values: [{self.item} for v in values{self.loops}]"
@@ -198,7 +198,7 @@ def amount_check(kind: Any) -> Callable[[Any], None] | None:
 
     def check(value: Any) -> None:
         for path, text in _amounts_as_text(info, value, "$"):
-            # NaN and Infinity are refused later, because they do not fit the declared digits.
+            # NaN and Infinity are rejected later, because they do not fit the declared digits.
             if not JSON_NUMBER.fullmatch(text) and text not in ("NaN", "Infinity", "-Infinity"):
                 raise msgspec.ValidationError(
                     f"{text[:40]!r} is not written as a number in JSON - at `{path}`"

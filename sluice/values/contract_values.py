@@ -1,6 +1,6 @@
 """Converts values to JSON data.
 
-Unlike msgspec, writes every field, sorts sets, and writes times as SQL does.
+Unlike msgspec, this writes every field, sorts sets, and writes times as SQL does.
 """
 
 from __future__ import annotations

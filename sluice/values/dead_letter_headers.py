@@ -35,11 +35,11 @@ STREAMS_HEADERS = frozenset(
         *STREAMS_PLACE,
     }
 )
-"""The names of the headers of Kafka Streams' dead letters; `STREAMS_PLACE` are those of the
+"""The names of the headers of Kafka Streams' dead letters. `STREAMS_PLACE` are the headers with the
 record's position."""
 _RAISED = re.compile(r"(?P<exception>[A-Za-z_]\w*)(?:: (?P<message>.*))?", re.DOTALL)
 _NOT_RAISED = "sluice.errors.RecordFailed"
-"""The error with which `on_error="fail"` ends a run."""
+"""The class of the error with which `on_error="fail"` ends a run."""
 
 
 def escaped(name: str) -> str:
@@ -62,8 +62,8 @@ def streams_headers(
 ) -> list[tuple[str, str | None]]:
     """Return the headers of Kafka Streams' dead letters, as names and texts.
 
-    `detail` is the text of `sluice.detail`. As in Kafka Streams, the topic is null, and partition
-    and offset are -1, if the error belongs to no record of a topic. The stack trace has two lines:
+    `detail` is the text of `sluice.detail`. If the error belongs to no record of a topic, the topic
+    is null, and partition and offset are -1, as in Kafka Streams. The stack trace has two lines:
     the error, and the place of the `step` in the author's file (`at`).
     """
     exception, message = _exception(detail)

@@ -200,8 +200,7 @@ def _struct_in_json(contract: type[msgspec.Struct]) -> type[msgspec.Struct]:
     if not has_times:
         return contract
     config = contract.__struct_config__
-    # If the contract is a member of a union, msgspec recognizes the member by this attribute, which
-    # has the tag.
+    # If the contract is a member of a union, msgspec recognizes it by this attribute, its tag.
     if config.tag_field is not None:
         namespace = {config.tag_field: config.tag}
     else:
@@ -249,7 +248,7 @@ def _typed_dict_in_json(contract: Any) -> Any:
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
-    """Return the field of a Struct for a field of a dataclass."""
+    """Convert a field of a dataclass to the default of a Struct's field."""
     if field.default is not dataclasses.MISSING:
         return msgspec.field(default=field.default)
     if field.default_factory is not dataclasses.MISSING:

@@ -1,4 +1,4 @@
-"""The headers of a record, as a processor reads and sends them, and their text in rows."""
+"""The headers of a record: the class that processors use, and the text in rows."""
 
 from __future__ import annotations
 

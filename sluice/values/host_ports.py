@@ -13,8 +13,8 @@ def is_host(text: str) -> bool:
     """Return whether the text is a host's name or IP address, without a port and brackets."""
     if ":" not in text:
         return _NAME.fullmatch(text) is not None
-    # An address with a scope, such as fe80::1%eth0, is refused: the scope names an interface of one
-    # host, and means nothing on another host.
+    # Reject an address with a scope, such as fe80::1%eth0: the scope names an interface of one
+    # host, and has no meaning on another.
     try:
         return IPv6Address(text).scope_id is None
     except AddressValueError:

@@ -67,9 +67,10 @@ def identifier_of(schema: Any) -> str:
 @dataclass
 class _Parser:
     documents: dict[str, Any]
-    """Name or address → schema. The schema without an address has an empty one."""
+    """Name or address → schema. A schema without an address has the empty address."""
     within: list[tuple[str, str]]
-    """The documents, and places within them, that are being parsed."""
+    """The places that are being parsed, each with its document. They reveal a schema that contains
+    itself."""
     records: dict[str, Record] = field(default_factory=dict)
 
     def parse(  # noqa: C901  (a table)

@@ -1,4 +1,4 @@
-"""Writes strings in JSON as Spark's `to_json` does, and plain text for topics without JSON."""
+"""Writes JSON strings as Spark's `to_json` does, and plain text for topics without JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State rows in stores that keep headers: JSON arrays with a value and its record's headers.
+"""The state rows of stores that keep headers: JSON arrays of a value and its record's headers.
 
 The state row of any other store of an operator is an array of the value alone.
 """
@@ -43,7 +43,7 @@ def headers_by_name(text: str | None) -> dict[str, Headers]:
 
 
 def headers_by_name_json(headers: Mapping[str, str | None]) -> str:
-    """Return the inverse of `headers_by_name`, for headers as JSON."""
+    """Do the inverse of `headers_by_name`, for headers as JSON."""
     texts: dict[str, msgspec.Raw] = {}
     for name, text in headers.items():
         if text is not None:

@@ -91,7 +91,7 @@ def _plain(value: Any) -> str | None:
 def _float(value: float) -> str:
     if not math.isfinite(value):
         raise ValueError(f"{value} cannot be a key")
-    # This turns -0.0 into 0.0, because equal keys must have one text.
+    # Turn -0.0 into 0.0, because equal keys must have equal texts.
     return float.__repr__(value + 0.0)
 
 

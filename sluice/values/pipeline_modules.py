@@ -35,9 +35,10 @@ class _Import:
 
 
 _searched: list[Path] = []
-"""The folders of pipelines in which imports search for modules, at most one."""
+"""The folder of pipelines in which imports search for modules: a list of at most one."""
 _libraries: list[Path] = []
-"""The folders of libraries that `use_libraries` has added to Python's path, at most one."""
+"""The folder of libraries that `use_libraries` has added to Python's path: a list of at most
+one."""
 _imports: dict[Path, _Import] = {}
 """File → its last import by `load_module`."""
 
@@ -45,7 +46,7 @@ _imports: dict[Path, _Import] = {}
 class DriverStarts(BaseException):
     """Raised in a Spark task where a script makes a TopologyTestDriver.
 
-    It does not inherit from Exception, so that an `except Exception` of the script does not catch
+    It does not inherit from Exception, because an `except Exception` of the script must not catch
     it.
     """
 
@@ -82,7 +83,7 @@ def load_module(file: Path, name: str = "") -> ModuleType:
             next_step="Nothing from the batch was published. Run again: the next run loads the new "
             "file.",
         )
-    # If the name contained a dot, pickle would look for a package.
+    # Replace dots: if the name contained a dot, pickle would look for a package.
     name = name or f"{_PREFIX}{file}{_edition(file)}".replace(".", "_") + _version(text)
     if name in sys.modules:
         return sys.modules[name]
@@ -159,7 +160,7 @@ def use_libraries(folder: Path | None) -> None:
             if _is_below(module, earlier):
                 del sys.modules[name]
     _libraries.clear()
-    # Python itself has added the libraries to the path of a run's driver.
+    # In a run's driver, Python itself has already added the libraries to the path.
     if folder is not None and str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
         _libraries.append(folder)
@@ -197,7 +198,10 @@ def _version(text: bytes) -> str:
 
 
 def _edition(file: Path) -> str:
-    """Return a suffix for the module's name that changes with the modules the file imports."""
+    """Return a suffix for the module's name.
+
+    It changes when a module that the file imports changes.
+    """
     last = _imports.get(file)
     if last is None:
         return ""

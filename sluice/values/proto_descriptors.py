@@ -83,7 +83,7 @@ def message_named(text: str, references: tuple[ReferredSchema, ...], name: str) 
 
 
 class _Files:
-    """The files that a schema is made of: its own, and those that it imports."""
+    """The files of a schema: its own file, and those that it imports."""
 
     def __init__(self, pool: Any, referred: dict[str, str]) -> None:
         self.pool = pool
@@ -259,7 +259,7 @@ def _fill(made: Any, message: ProtoMessage, scope: _Scope, outer: str, syntax: s
             synthetic.append((added, f"_{each.name}"))
         if each.default is not None:
             added.default_value = _default_text(each)
-    # Protobuf's own compiler puts each optional field of proto3 into a oneof of its own.
+    # Like Protobuf's own compiler, put each optional field of proto3 into a separate oneof.
     for added, name in synthetic:
         added.oneof_index = len(made.oneof_decl)
         made.oneof_decl.add().name = name
@@ -331,7 +331,7 @@ def message_class(classes: tuple[Any, ...], places: tuple[int, ...]) -> Any:
 
 
 def node_of(descriptor: Any, within: tuple[str, ...] = ()) -> Node:
-    """Return the type of what `plain_reader` returns. A contract is resolved against this type.
+    """Return the type of the results of `plain_reader`. A contract is resolved against this type.
 
     Raises SchemaError for a message that contains itself.
     """

@@ -1,7 +1,7 @@
 """Parses the text of Protobuf's schemas, and writes the schema that follows from a contract.
 
-Registries have schemas as text. The grammar of proto2 and proto3 is read as far as it describes
-messages and enums; options, services, extensions and reserved names are skipped.
+Registries have schemas as text. Of the grammar of proto2 and proto3, only messages and enums are
+read. Options, services, extensions and reserved names are skipped.
 """
 
 from __future__ import annotations
@@ -250,7 +250,8 @@ def proto_of_contract(contract: Any, package: str = "") -> str:
         head.append(f"package {package};")
     if deriving.has_times:
         head.append('import "google/protobuf/timestamp.proto";')
-    # The message of the values comes first, because the wire format numbers messages.
+    # The message of the values must come first, because the wire format refers to messages by
+    # number.
     return "\n".join([*head, *reversed(deriving.messages.values())]) + "\n"
 
 

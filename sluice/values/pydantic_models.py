@@ -28,8 +28,8 @@ _MOST_ERRORS = 3
 _LONG_NUMBER = re.compile(
     rb'"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+(?:[eE][+-]?\d+)?|[eE][+-]?\d+)', re.DOTALL
 )
-"""Matches numbers with a point or an exponent. Also matches whole strings, so that digits in a
-string are not mistaken for a number."""
+"""Matches numbers with a point or an exponent. Also matches whole strings, because digits in a
+string must not be mistaken for a number."""
 
 _MARK = b"00000000"
 """The beginning of each string that `_with_exact_numbers` writes in place of a number."""
@@ -51,7 +51,7 @@ def validator(kind: Any) -> Callable[[Any], Any]:
 def json_validator(kind: Any, *, has_decimals: bool) -> Callable[[bytes], Any]:
     """Return a function that validates JSON as pydantic does.
 
-    It returns plain data with the names of the JSON.
+    The function returns plain data with the names of the JSON.
     """
     validate, plain = _adapter(kind).validate_json, plain_data(kind)
     if not has_decimals:
@@ -78,7 +78,7 @@ def _adapter(kind: Any) -> Any:
 
 
 def _validated(validate: Callable[[Any], Any], value: Any) -> Any:
-    """Return the validated value. Raises an error of msgspec, as for other contracts."""
+    """Return the validated value. Raises errors of msgspec, as for other contracts."""
     from pydantic import ValidationError
 
     try:
@@ -151,7 +151,7 @@ def plain_data(kind: Any) -> Callable[[Any], Any]:
 def instance(model: Any, fields: Mapping[str, Any]) -> Any:
     """Return an instance of a model with these fields, built without the validators."""
     made = model.__new__(model)
-    # `__setstate__` sets the fields without the validators, as it does in unpickling.
+    # `__setstate__` sets the fields without calling validators, as in unpickling.
     made.__setstate__(
         {
             "__dict__": {name: fields[name] for name in model.model_fields},
@@ -492,8 +492,8 @@ def _decimal(marks: Sequence[Any], where: str) -> Any:
     return Annotated[Decimal, msgspec.Meta(extra={"precision": precision, "scale": scale})]
 
 
-# EncodedStr and EncodedBytes are in types such as Base64Str, whose values are decoded when they
-# are validated.
+# EncodedStr and EncodedBytes are parts of types such as Base64Str, whose values are decoded during
+# validation.
 _SERIALIZERS = ("PlainSerializer", "WrapSerializer", "EncodedStr", "EncodedBytes")
 """Pydantic's annotations that write a value which differs from the validated value."""
 _PYDANTIC_TYPES = {

@@ -35,7 +35,7 @@ TEXT_FIELD = "value"
 """The column name of a value that is not an object."""
 
 MOST_KEY_BYTES = 1024
-"""The maximum length of a key in UTF-8 bytes; PostgreSQL cannot index much longer keys."""
+"""The maximum length of a key in UTF-8 bytes. PostgreSQL cannot index much longer keys."""
 
 
 def record_fingerprint(key: bytes | None, value: bytes | None, timestamp_ms: int | None) -> str:
@@ -63,9 +63,9 @@ OnError = Literal["dead_letter", "skip", "fail"]
 OnMissing = Literal["null", "drop", "error"]
 """Policy for a record for which a look-up finds no row."""
 OnTime = Literal["dead_letter", "skip", "fail", "clock"]
-"""Policy for a record without a valid event time; `clock` gives it the time of processing."""
+"""Policy for a record without a valid event time; `clock` sets the time of processing instead."""
 WALL_CLOCK = "(wall clock)"
-"""The value of `event_time` for the time of processing. No field can have this name."""
+"""The value of `event_time` that stands for the time of processing. No field can have this name."""
 Until = Literal["window_close", "window_final", "time_limit"]
 """The event that a held result waits for: its window's close, the last record that can change it,
 or a time limit."""

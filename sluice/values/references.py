@@ -47,8 +47,7 @@ class Reference:
             return NotImplemented
         if self.value == other.value:
             return True
-        # A file that is imported again makes new functions, so functions are compared by their
-        # code.
+        # Importing a file again makes new functions, so compare functions by their code.
         if not callable(self.value) or not callable(other.value):
             return False
         return self.fingerprint() == other.fingerprint()

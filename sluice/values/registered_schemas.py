@@ -17,7 +17,7 @@ SchemaRef: TypeAlias = int | UUID
 """The id or the GUID of a schema. Both always mean the same schema."""
 VALUE_HEADER, KEY_HEADER = "__value_schema_id", "__key_schema_id"
 PREFIX_BYTES = 5
-"""How many bytes before the value name its schema."""
+"""The number of bytes before the value that name its schema."""
 _BY_ID, _BY_GUID = 0, 1
 _PREFIX = struct.Struct(">BI")
 

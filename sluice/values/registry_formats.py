@@ -1,4 +1,4 @@
-"""Formats whose schemas are in a schema registry, as plain data of a plan."""
+"""Describes formats whose schemas are in a schema registry, as plain data of a plan."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RegistryFormat:
     version: Version = None
     """The version with which values are written; None for the one that has `schema`."""
     metadata: Mapping[str, str] = field(default_factory=dict)
-    """Values are written with the latest version that has this metadata."""
+    """If given, values are written with the latest version that has this metadata."""
     pulled: int = 0
     """The version of the subject that had `schema` when it was pulled; 0 if it was not pulled. The
     registry of a run may be another one, in which versions and ids have other numbers."""

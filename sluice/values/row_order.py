@@ -52,7 +52,8 @@ def end_path(path: bytes) -> bytes:
 def result_path(path: bytes, number: int) -> bytes:
     """Return the path of an operator's result.
 
-    `path` is the path of the operator's row, and `number` counts its results.
+    `path` is the path of the operator's row, and `number` is the result's number among the row's
+    results.
     """
     return path + _element(number)
 
@@ -75,7 +76,7 @@ def release_path(path: bytes, rank: int, key: str, *, before: bool, turn: bytes 
 
 def release(rank: int, *, before: bool) -> bytes:
     """Return the element of a release, without its key."""
-    # `_SIGN` is added so that no rank is negative, because bytes would sort negative ranks last.
+    # Add `_SIGN`, because bytes would sort negative ranks last: with it, no rank is negative.
     return (_BEFORE if before else _AFTER) + (rank + _SIGN).to_bytes(_RANK_BYTES, "big")
 
 
@@ -89,7 +90,7 @@ def turn_of_timers(stage: int, operator: int) -> bytes:
 
 
 def event_path(path: bytes, operator: str, timer: str, cause: int) -> bytes:
-    """Return the path of results without a causing record: of a timer, or held back.
+    """Return the path of results without a causing record: a timer's, or held-back ones.
 
     `cause` is the number of the record or timer that has set the timer: see `Output.cause`.
     """

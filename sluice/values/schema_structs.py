@@ -239,7 +239,7 @@ def _declared(each: Field) -> Any:
 
 
 def aliases_of(node: Node) -> dict[str, tuple[str, ...]]:
-    """Return `Record.field` → the aliases of the field, for all fields that have some."""
+    """Return `Record.field` → the aliases of the field, for all fields with aliases."""
     aliases: dict[str, tuple[str, ...]] = {}
     for part in _parts(node):
         if not isinstance(part, Record):
@@ -251,7 +251,10 @@ def aliases_of(node: Node) -> dict[str, tuple[str, ...]]:
 
 
 def enum_defaults_of(node: Node) -> dict[str, str]:
-    """Return the name of each enum with a default → the symbol that is the default."""
+    """Return name of an enum → the symbol that is its default.
+
+    Leaves out enums without a default.
+    """
     defaults: dict[str, str] = {}
     for each in _parts(node):
         if isinstance(each, Choice) and each.default:

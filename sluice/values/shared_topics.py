@@ -19,7 +19,8 @@ class SharedTopic:
     pipelines: tuple[str, ...]
     """The pipelines that write the topic."""
     owner: str = ""
-    """The pipeline that keeps records of its own in the topic, such as dead letters, if any."""
+    """The pipeline that uses the topic internally, for example for dead letters; empty if none
+    does."""
 
     def __str__(self) -> str:
         writers = joined(self.pipelines)

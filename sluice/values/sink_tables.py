@@ -95,7 +95,7 @@ class PostgresTable:
         return ""
 
     def folded_name(self, name: str) -> str:
-        """Return the name in a form that is equal for all names of the same column."""
+        """Return a form of the name that is the same for all names of the same column."""
         return name
 
     def identity_columns(self, *, is_windowed: bool) -> dict[str, str]:
@@ -181,7 +181,7 @@ class DeltaTable:
         return ""
 
     def folded_name(self, name: str) -> str:
-        """Return the name in a form that is equal for all names of the same column."""
+        """Return a form of the name that is the same for all names of the same column."""
         return name.lower()
 
     def identity_columns(self, *, is_windowed: bool) -> dict[str, str]:

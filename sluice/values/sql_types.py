@@ -1,6 +1,6 @@
-"""Writes and reads the text of Spark SQL's types.
+"""Formats and parses Spark SQL's type texts.
 
-No other module does, because a field's name can contain any character.
+Only here, because field names may contain anything.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def average_digits(precision: int, scale: int) -> tuple[int, int]:
 def struct_type(fields: Mapping[str, str]) -> str:
     """Return the type of an object with these fields.
 
-    A field of an unknown type has an empty type.
+    If a field's type is unknown, pass an empty text.
     """
     named_types = [f"{quoted(name)}: {kind}" for name, kind in fields.items()]
     return f"STRUCT<{', '.join(named_types)}>"

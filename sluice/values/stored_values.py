@@ -45,7 +45,7 @@ class JsonText(msgspec.Struct, frozen=True):
     """A value of type Any."""
 
     text: str = msgspec.field(name=JSON_FIELD)
-    """The value's JSON. For a value from a topic, this is the text as it is in the topic."""
+    """The value's JSON. For a value from a topic, this is the topic's text, unchanged."""
 
 
 class Stored(msgspec.Struct):
@@ -88,7 +88,7 @@ def stored_type(kind: Any) -> Any:
 
 
 def is_converted(kind: Any) -> bool:
-    """Return whether values of this type are stored as another type."""
+    """Return whether values of this type are converted to another type when they are stored."""
     return bool(stored_type(kind) != kind)
 
 
@@ -194,7 +194,7 @@ def plain_model(value: Any) -> Any:
 
 @cache
 def _plain_data(model: Any) -> Callable[[Any], Any]:
-    # `stored_type` raises TopologyError for a model whose JSON differs from its fields.
+    # Check the model: `stored_type` raises TopologyError if its JSON differs from its fields.
     stored_type(model)
     return pydantic_models.plain_data(model)
 
@@ -210,7 +210,7 @@ def value_decoder(kind: Any) -> Callable[[str | msgspec.Raw], Any]:
 
 
 def _decode_plain(json: str | msgspec.Raw) -> Any:
-    """Decode Sluice's JSON to plain data, in which a value of type Any is the value itself."""
+    """Decode Sluice's JSON to plain data, with values of type Any in place of their JSON texts."""
     text = json if isinstance(json, str) else bytes(json).decode()
     return _decode_any(plain_json(text))
 
@@ -219,7 +219,7 @@ _decode_any = msgspec.json.Decoder(Any).decode
 
 
 def author_value(value: Any) -> Any:
-    """Return a stored value as the author has declared it."""
+    """Convert a stored value to the type that the author has declared."""
     if isinstance(value, JsonText):
         return _decode_any(value.text)
     if isinstance(value, Stored):
@@ -241,8 +241,8 @@ def _instance(value: Stored) -> Any:
         return fields
     if issubclass(kind, msgspec.Struct):
         return kind(**fields)
-    # The instance is made without `__init__`, as msgspec makes it, because not every `__init__`
-    # takes all fields.
+    # Make the instance without `__init__`, as msgspec does, because not every `__init__` takes all
+    # fields.
     instance = object.__new__(kind)
     for name, field in fields.items():
         object.__setattr__(instance, name, field)
@@ -308,7 +308,7 @@ class _Replacing:
         Return the class itself if it has none.
         """
         _refuse_models_in(kind, where)
-        # A class that contains itself is left as it is: `contracts.sql_type` raises an error for
+        # Leave a class that contains itself unchanged: `contracts.sql_type` will raise an error for
         # it.
         if kind in self.within:
             return kind
@@ -405,7 +405,8 @@ def _annotations(kind: Any) -> dict[str, Any]:
     """Return the annotations of a class with fields; empty for other types."""
     try:
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-            # An array has no field names: `contracts.sql_type` raises an error for such a Struct.
+            # A Struct that is encoded as an array has no field names: `contracts.sql_type` will
+            # raise an error for it.
             if kind.__struct_config__.array_like:
                 return {}
             return {field.name: field.type for field in msgspec.structs.fields(kind)}

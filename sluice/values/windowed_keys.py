@@ -117,7 +117,7 @@ def of_windowed_key(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class OfWindowedKey(Wrapper):
-    """Calls the author's function with a `Windowed` in place of the text of a windowed key."""
+    """Calls the author's function with a `Windowed` instead of a windowed key's text."""
 
     def __call__(self, key: str | None, *arguments: Any) -> Any:
         return self.function(None if key is None else windowed_of_text(key), *arguments)

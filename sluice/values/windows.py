@@ -1,4 +1,4 @@
-"""Windows of records, and which records belong to them. All times are in ms.
+"""Windows of records, with rules for which records belong to them. All times are in ms.
 
 `operators/lateness.py` decides when records are late. Authors create windows with the functions of
 `topology/window_definitions.py`.
@@ -24,9 +24,9 @@ T = TypeVar("T", int, Any)
 
 @dataclass(frozen=True)
 class Window:
-    """Windows `[start, start + size)`, as `tumbling` and `hopping` make them.
+    """Windows `[start, start + size)`, as made by `tumbling` and `hopping`.
 
-    They begin at multiples of `advance_ms` (tumbling windows: of `size_ms`), and accept records
+    They begin at multiples of `advance_ms` (for tumbling windows: of `size_ms`), and accept records
     until stream time reaches their end + grace.
     """
 
@@ -177,7 +177,7 @@ class CustomWindow:
 
 
 _LAST_END = 8_640_000_000_000_000
-"""The latest end of a window. The microseconds of a later end would not fit into 64 bits."""
+"""The latest end of a window. In microseconds, a later end would not fit into 64 bits."""
 
 AnyWindow: TypeAlias = TimeWindow | SlidingWindow | SessionWindow | CustomWindow
 """Windows of event time."""

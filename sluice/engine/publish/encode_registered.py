@@ -114,7 +114,7 @@ class RegisteredEncoder:
         try:
             return self(_decode(text))
         except msgspec.DecodeError:
-            return self(text)  # an enum, or a text for which the schema has another type
+            return self(text)  # An enum, or the schema's type is not a text.
 
     @cached_property
     def _is_text(self) -> bool:

@@ -570,7 +570,7 @@ def _header_lists(records: pa.ListArray) -> Iterator[list[tuple[str, bytes | Non
 
 
 def _first_with_headers(records: pa.ListArray) -> Indices:
-    """Return the first record, and the records that have other headers than the record before them.
+    """Return the first record, and each record whose headers differ from the preceding record's.
 
     Return all records if their numbers of headers differ, or if they have no headers.
     """

@@ -423,8 +423,8 @@ class ValueDecoder:
 
         This counts quotation marks instead of parsing the JSON again: 1 µs instead of 6 µs for a
         record of five fields. The fields and strings of a value determine the least number of
-        quotation marks in its JSON. If all texts of the batch together have the sum of these
-        numbers, then no text has an additional field.
+        quotation marks in its JSON. If the batch's texts together have just the sum of these
+        numbers, no text has an additional field.
         """
         if self._count_quotes is None:
             return False
@@ -483,7 +483,7 @@ class ValueDecoder:
             return max(map(len, filter(None, raw)), default=0) <= LONGEST_NAME
         try:
             refuse_long_strings(_encode(values))
-        except Exception:  # an author's decoder may return values of any type
+        except Exception:  # An author's decoder may return values of any type.
             return False
         return True
 
@@ -496,14 +496,14 @@ class ValueDecoder:
             return True
         try:
             return all({*map(_YEAR, collect(values))} <= _USUAL_YEARS for _, collect in self._times)
-        except Exception:  # an author's decoder may return values of any type
+        except Exception:  # An author's decoder may return values of any type.
             return False
 
     def _are_finite(self, values: list[Any]) -> bool:
         try:
             doubles = chain.from_iterable(collect(values) for _, collect in self._doubles)
             return all(map(math.isfinite, _not_null(doubles)))
-        except Exception:  # an author's decoder may return values of any type
+        except Exception:  # An author's decoder may return values of any type.
             return False
 
     @cached_property
@@ -515,7 +515,10 @@ class ValueDecoder:
 
     @cached_property
     def _doubles(self) -> list[tuple[str, Callable[[Sequence[Any]], list[float | None]]]]:
-        """The doubles that an author's code may have set to NaN or infinity. JSON has neither."""
+        """The doubles that an author's code may have set to NaN or infinity, which JSON lacks.
+
+        For each: its path, and the function that collects it from values.
+        """
         if not self._is_by_author or self.source.contract is None:
             return []
         parts = contract_parts.parts_of(self.source.value_class)
@@ -563,7 +566,7 @@ class ValueDecoder:
     def _decimals(
         self,
     ) -> list[tuple[str, Amounts, Callable[[Sequence[Any]], list[Decimal | None]]]]:
-        """Return each decimal's path, its digits, and the function that collects it from values."""
+        """Return each decimal's path and digits, and the function that collects it from values."""
         return [
             (part.path, Amounts(*part.digits), part.collector())
             for part in contract_parts.parts_of(self.source.value_class)

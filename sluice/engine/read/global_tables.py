@@ -42,7 +42,8 @@ class TableReader(RecordReader):
     with_headers: frozenset[str] = frozenset()
     """The topics of the tables that keep headers."""
     keyed: bool = False
-    """Whether the reader of streams rejects records whose Kafka key cannot be a key."""
+    """Whether records are rejected if their Kafka key cannot be a key. The reader of streams does
+    this, too."""
 
     columns = (
         "group_id INT, key STRING, window_start BIGINT, window_end BIGINT, value STRING, "
@@ -67,8 +68,8 @@ class TableReader(RecordReader):
             decoders[table.source.topic] = ValueDecoder(table.source, registry)
         groups = {table.source.topic: table.group for table in job.tables}
         with_headers = frozenset(table.source.topic for table in job.tables if table.keeps_headers)
-        # Some joins need the order of records, so they read these tables as streams, too. The
-        # records of such a table are counted only by the reader of streams.
+        # Some joins need the order of records, so they read these tables as streams, too. Only the
+        # reader of streams counts the records of such a table.
         uncounted = frozenset(source.topic for source in job.streams)
         return cls(
             side_outputs, job.pipeline.dead_letters, decoders, groups,
@@ -91,7 +92,7 @@ class TableReader(RecordReader):
         applied: list[int] = []
         records: list[int] = []
         for place, (row, value) in enumerate(zip(rows, values, strict=True)):
-            # The reader of streams makes the dead letters of these records.
+            # The reader of streams makes the dead letters of these records, so skip them here.
             if place in counted_as_rejected:
                 continue
             if place in unfit:
@@ -180,7 +181,7 @@ class TableReader(RecordReader):
 def _texts(decoder: ValueDecoder, values: list[Any]) -> pa.Array:
     """Return the values as JSON, or null for a null."""
     present = decoder.columns.json([value for value in values if value is not None])
-    # The index of each value in `present`; null for a value that is null.
+    # For each value, its index in `present`, or null for a null.
     places: list[int | None] = []
     next_place = 0
     for value in values:

@@ -57,18 +57,18 @@ from sluice.values.json_limits import MOST_LEVELS
 from sluice.values.registry_formats import RegistryFormat
 
 _FEWEST = 100
-"""For fewer texts, starting Arrow's reader takes longer than decoding the texts one by one."""
+"""Fewer texts are decoded one by one, because starting Arrow's reader would take longer."""
 PIECE = 4_000
 """How many texts are read at once. One invalid text makes a whole piece slow, and each piece has a
 fixed cost: the time of about 250 texts."""
 _MOST_MISSES = 3
-"""After so many pieces in a row that cannot be read, most pieces probably cannot be read, so no
-more are tried."""
+"""After this many pieces in a row that cannot be read, no more pieces are tried, because most of
+them probably cannot be read, either."""
 _SAMPLE_EVERY = 100
 """Of this many texts, one is examined for fields that the contract lacks."""
 _MOST_PARTS = 500
-"""The most fields that Arrow reads: each needs memory for all texts, even if few of them have
-it."""
+"""The most fields that Arrow reads. Each field needs memory for all texts, even if few texts have
+the field."""
 
 
 class TextRun(NamedTuple):
@@ -86,9 +86,10 @@ def text_runs(
     read: Callable[[int, int], pa.RecordBatch | None],
     size_of_piece: Callable[[], int] = lambda: PIECE,
 ) -> Iterator[TextRun]:
-    """Read a batch's texts in pieces, and join pieces that could be read, or could not be read.
+    """Read a batch's texts in pieces.
 
-    `read` gets the beginning and the size of a piece, and returns its values if it could be read.
+    Join adjacent pieces if all of them, or none of them, could be read. `read` gets the beginning
+    and the size of a piece, and returns its values if it could be read.
     """
     begin, start, read_pieces = 0, 0, list[pa.RecordBatch]()
     while start < count:
@@ -196,7 +197,7 @@ class JsonColumns:
         return parse(lines, self._schema, "error")
 
     def _schema_with_unknown_fields(self, sample: pa.Array) -> pa.Schema:
-        """Return the fields of the contract, and those that some of the texts have besides."""
+        """Return the fields of the contract, and the other fields of some of the texts."""
         # Arrow would crash if the unknown fields were nested very deep.
         for text in sample.to_pylist():
             require(text.count(b"[") + text.count(b"{") <= MOST_LEVELS)
@@ -227,8 +228,8 @@ class JsonColumns:
     def _require_no_amounts_as_text(self, lines: pa.Buffer, strings: int) -> None:
         """Raise UnsureError if an amount may be a text, because Arrow does not check its form.
 
-        `strings` is the number of names and strings that the fields of the contract surely have in
-        the lines.
+        `strings` is the least number of names and strings that the contract's fields have in the
+        lines.
         """
         if not self._amounts or count_of(lines, '"') == 2 * strings:
             return

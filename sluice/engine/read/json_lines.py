@@ -83,7 +83,7 @@ def lines_of(texts: pa.Array) -> pa.Buffer:
 def parse(lines: pa.Buffer, schema: pa.Schema, unknown_fields: str) -> pa.Table:
     options = arrow_json.ReadOptions(use_threads=False, block_size=lines.size + 1)
     parsing = arrow_json.ParseOptions(schema, unexpected_field_behavior=unknown_fields)
-    # `read_json` would start a thread for each call, which takes the time of 70 texts.
+    # `read_json` would start a thread for each call, which takes as long as reading 70 texts.
     return arrow_json.open_json(pa.BufferReader(lines), options, parsing).read_all()
 
 
@@ -102,12 +102,12 @@ def days_of(texts: pa.Array) -> pa.Array:
 def times_of(texts: pa.Array, *, is_utc: bool) -> pa.Array:
     """Return the times of texts. Either none of them has a zone, or each has the zone Z.
 
-    `is_utc` says whether a time without a zone is in UTC.
+    `is_utc`: whether a time without a zone is in UTC.
     """
     zone = "Z" if pc.all(pc.ends_with(texts, "Z")).as_py() else ""
     require(bool(zone) or is_utc)
     require_all(pc.greater_equal(pc.binary_length(texts), _SHORTEST_TIME + len(zone)))
-    # Arrow refuses a text with a zone for a type without a zone, and the reverse.
+    # Arrow raises an error if only the text, or only the type, has a zone.
     times = texts.cast(pa.timestamp("us", "UTC" if zone else None)).cast(TIME)
     per_day = SECONDS_OF_DAY * 1_000_000
     require_between(times.cast(pa.int64()), FIRST_DAY * per_day, LAST_DAY * per_day)

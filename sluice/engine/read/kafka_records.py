@@ -1,7 +1,7 @@
 """The first step of the streaming query: reads the ranges of a batch's plan from Kafka.
 
-The stream only has the tasks' numbers, which say which of the ranges a task reads. If Spark's own
-source read the records, each record would cost three times as much CPU time, most of it in Java
+The stream only has the tasks' numbers, which determine the ranges that each task reads. If Spark's
+own source read the records, each record would cost three times as much CPU time, most of it in Java
 code that is compiled anew in every run.
 """
 
@@ -29,8 +29,8 @@ RECORDS = pa.schema([
     ("headers", pa.string()), ("leader_epoch", pa.int32()),
 ])  # fmt: skip
 """The columns of records. Headers are JSON with values in base64, or null for a record without
-headers: Arrow lists are slow even for records without headers. The leader epoch is Kafka's number
-of the broker's leadership under which the record was written; null if it is unknown."""
+headers: Arrow lists are slow even for records without headers. The leader epoch is the number of
+the partition leader's term in which the record was written; null if it is unknown."""
 _SETTINGS = {
     # The most memory for fetched records that the task has not taken yet. The client keeps fetching
     # while it has less, and a compressed fetch may be several times as large in memory.
@@ -38,8 +38,8 @@ _SETTINGS = {
     "max.partition.fetch.bytes": 1_048_576,
 }
 _MOST_ROWS, _MOST_BYTES = 4_000, 4_194_304
-"""About how many rows and bytes a record batch has. The reader returns few messages at once, and
-decoding takes some time for each record batch."""
+"""About how many rows and bytes a record batch has. The reader returns only few messages at once.
+They are gathered, because each record batch has a fixed cost when it is decoded."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class KafkaRecords(TaskOfBatch):
     kafka: Mapping[str, str] = field(repr=False)
     topics: frozenset[str]
     tasks: int
-    """The number of tasks among which the batch's partitions are divided."""
+    """The number of tasks between which the batch's partitions are divided."""
 
     @override
     def run(self, batches: Iterator[pa.RecordBatch], task: RunningTask) -> Iterator[pa.RecordBatch]:

@@ -7,7 +7,7 @@ several small batches give the same results as one large batch.
 A batch ends at a time T: it takes all records with a sequence below T. Kafka's index of timestamps
 finds a suitable T in a few requests. But the index includes transaction markers and aborted
 records, which readers of committed records do not see and whose timestamps may be years later than
-the neighbouring records' timestamps. The search therefore goes on in the records themselves, from
+the neighbouring records' timestamps. The search therefore continues in the records themselves, from
 the offset that the index gives.
 """
 
@@ -126,8 +126,9 @@ class Backlog:
 
         Return None if the index does not help.
 
-        This is a binary search for the time at which the batch ends: by the index, a batch that
-        ends at time `low` has too few records, and a batch that ends at time `high` has too many.
+        This is a binary search for the time at which the batch ends: according to the index, a
+        batch that ends at time `low` has too few records, and a batch that ends at time `high` has
+        too many.
         """
         low, high, low_count, high_count = self._since, self._latest + 1, 0, self.size
         best: Offsets = {}
@@ -189,8 +190,8 @@ class Backlog:
             if spare < 0:
                 return None
             # Usually the first record from the index's offset on has a timestamp of at least
-            # `time`. Otherwise the offset belongs to a transaction's marker or to aborted records,
-            # so many records are read at once.
+            # `time`. Otherwise, the offset belongs to a transaction's marker or to aborted records.
+            # Then read many records at once.
             count = _READ_AT_ONCE
         self._since = time
         return ends
@@ -212,8 +213,8 @@ class Backlog:
             incomplete = [partition_read for partition_read in read if not partition_read.complete]
             if not incomplete:
                 return dict(self.ends)
-            # The next records in the order are in the partition with the lowest
-            # sequence, so read more of this partition.
+            # The next records to process are in the partition with the lowest sequence, so read
+            # more of this partition.
             behind = min(incomplete, key=lambda partition_read: partition_read.sequence)
             starts: dict[Partition, int] = {}
             for partition_read in incomplete:
@@ -268,7 +269,7 @@ class _PartitionRead:
 
 
 def _certain_sequences(read: list[_PartitionRead]) -> list[Integers]:
-    """Return the sequences of each partition's first records: those before all unread records.
+    """Return the sequences of each partition's records that come before all unread records.
 
     Only the order of these records is certain. An unread record may come before any of the other
     records that were read.

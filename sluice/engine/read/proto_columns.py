@@ -38,7 +38,7 @@ _WIRES = {
     9: _BYTES, 11: _BYTES, 12: _BYTES, 13: _VARINT, 14: _VARINT, 15: _FOUR, 16: _EIGHT,
     17: _VARINT, 18: _VARINT,
 }  # fmt: skip
-"""Number of a type in Protobuf's descriptors → how its values are written."""
+"""Number of a type in Protobuf's descriptors → the wire type of its values."""
 
 
 class Found(NamedTuple):
@@ -127,7 +127,7 @@ def _missing(default: pa.Scalar) -> Make:
 
 
 def _scan(descriptor: Any, data: Data, begins: Places, ends: Places) -> dict[int, Found]:
-    """Return where the fields of messages between these places occur, by their numbers."""
+    """Return field number → the places of this field, in the messages between these places."""
     fields = {field.number: field for field in descriptor.fields}
     parts: dict[int, list[Found]] = {}
     at = begins.copy()

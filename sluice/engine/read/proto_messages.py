@@ -67,8 +67,8 @@ def plain_reader(descriptor: Any) -> Plain:
         return lambda message: message.value
     parts: list[tuple[str, bool, Plain | None]] = []
     for field in descriptor.fields:
-        # A message that contains itself is refused when the schema is resolved.
-        # An absent field with a default of its own, as in proto2, has this default.
+        # There are no recursive messages: they are rejected when the schema is resolved. An absent
+        # field with its own default, as in proto2, has this default.
         may_be_absent = field.has_presence and not field.is_repeated
         is_left_out = may_be_absent and not field.has_default_value
         parts.append((field.name, is_left_out, _part(field)))
@@ -119,7 +119,7 @@ def _single(field: Any) -> Plain | None:
         return plain_reader(field.message_type)
     if field.enum_type is not None:
         names = {value.number: value.name for value in reversed(field.enum_type.values)}
-        # A number without a name stays a number, which the contract refuses only if it reads it.
+        # Keep a number that has no name. The contract rejects it only if it reads this field.
         return lambda number: names.get(number, number)
     return None
 

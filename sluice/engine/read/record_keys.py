@@ -126,7 +126,10 @@ class RecordKeys:
         return keys
 
     def _of_fields(self, values: Values) -> pa.Array:
-        """Return the texts of keys of several fields. A table's row needs all of them."""
+        """Return the texts of keys that consist of several fields.
+
+        A table's row must have all of these fields.
+        """
         names, key = self.source.key_fields, self.source.key or ""
         columns = [self.columns.column(values, name) for name in names]
         try:
@@ -184,13 +187,13 @@ class RecordKeys:
     def _value_in_key(self, name: str, kafka_key: bytes) -> Any:
         decode, check = self._field_decoder(name)
         sql_type, text, written = self.source.types[name], kafka_key.decode(), kafka_key.strip()
-        # The key is an object with the field, or the object that is the field's own value.
+        # The key is an object that has the field, or an object that is itself the field's value.
         if written.startswith(b"{") and (members := _members(written)) is not None:
             fields = struct_fields(sql_type) or {}
             if name not in members and fields and not members.keys() & fields.keys():
                 raise ValueError(f"it is an object without {name}")
             return decode(bytes(members.get(name, written)))
-        # A text may be written as it is or as JSON. Every other value is JSON.
+        # A text may be plain or JSON. Every other value is JSON.
         if written.startswith(b'"') or sql_type not in ("STRING", "BINARY"):
             with suppress(msgspec.DecodeError):
                 return decode(written)

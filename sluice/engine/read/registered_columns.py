@@ -126,7 +126,10 @@ class RegisteredColumns:
     def without_schema(
         self, texts: pa.Array, headers: pa.Array | None
     ) -> npt.NDArray[np.bool_] | None:
-        """Return which values are null or do not begin with the id of a schema; None if all do."""
+        """Return a mask of the values that are null or do not begin with a schema's id.
+
+        Return None if there are no such values, or if headers name the schemas.
+        """
         if not len(texts) or self._is_named_in_headers(headers):
             return None
         _, offsets, buffer = texts.buffers()
@@ -177,7 +180,7 @@ class RegisteredColumns:
         begins: Places,
         ends: Places,
     ) -> pa.RecordBatch:
-        """Read the values of each schema, and put them into their order."""
+        """Read the values of each schema, and put all values into their original order."""
         if len(refs) == 1:
             return self._read_one((next(iter(refs)), message), data, begins, ends)
         batches: list[pa.RecordBatch] = []
@@ -206,7 +209,7 @@ class RegisteredColumns:
     def _new_reader(self, ref: SchemaRef, message: int) -> AvroColumns | ProtoColumns | None:
         source = self.values.source
         try:
-            # The reader of single values checks the schema as a whole.
+            # Also ask the reader of single values, which checks the schema as a whole.
             if isinstance(self.values.reader(ref), RejectedValueError):
                 return None
             schema = self.values.schema(ref)

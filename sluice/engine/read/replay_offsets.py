@@ -65,7 +65,7 @@ def offsets_at(
 
 
 def _bounds(topics: Mapping[str, TopicState], side: Literal[0, 1]) -> dict[Partition, int]:
-    """Return the first offsets of all partitions (0), or their end offsets (1)."""
+    """Return the first offsets (side 0) or the end offsets (side 1) of all partitions."""
     bounds: dict[Partition, int] = {}
     for name, topic in topics.items():
         for number, first_and_end in enumerate(topic.ends):
@@ -114,7 +114,7 @@ def ends_of(
     sources: Iterable[SourcePartition],
     stops: Mapping[Partition, int],
 ) -> dict[str, list[tuple[int, int]]]:
-    """Return, by topic, each partition's first offset to read and the offset after the last."""
+    """Return topic → each partition's first offset to read, and the offset after the last one."""
     firsts = {(source.topic, source.partition): source.first for source in sources}
     ends: dict[str, list[tuple[int, int]]] = {}
     for name, topic in topics.items():

@@ -5,7 +5,7 @@ grown longer than the old topic, Spark would continue at the old topic's offset 
 records. It would also skip records if a partition lost its last records and grew again, after an
 unclean election of a leader or after a broker's disk was restored. Therefore the ledger keeps, for
 each partition, the fingerprint of the last record that was read, and a run compares this
-fingerprint with the record that is at the same offset now.
+fingerprint with the record that is now at the same offset.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Positions = Mapping[str, Mapping[str, int]]
 
 
 _NEW_LEADER_S = 1.0
-"""How long a run waits for a new leader to learn the end of the committed records."""
+"""How long a run waits until a new leader knows the end of the committed records."""
 
 
 class InputError(EngineError):
@@ -302,7 +302,7 @@ def _check_range(
     begun: Mapping[str, int],
     pipeline: str,
 ) -> None:
-    # For a partition in both, the offset in `done` takes precedence.
+    # For a partition in both, the offset in `done` takes precedence over that in `begun`.
     for partition, position in {**begun, **done}.items():
         number = int(partition)
         if number >= len(topic.ends):

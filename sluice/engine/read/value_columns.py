@@ -62,9 +62,9 @@ class ValueColumns:
     def column(self, values: Values, name: str) -> pa.Array:
         """Return a field of the values as an Arrow column.
 
-        Raises ValueError, with the field, if a value does not fit the column's type. A time without
-        a zone is in the pipeline's zone. If this time occurs twice, because clocks were turned
-        back, the earlier occurrence is meant.
+        Raises ValueError, which names the field, if a value does not fit the column's type. A time
+        without a zone is in the pipeline's zone. If the time occurs twice, because clocks were
+        turned back, it is the earlier occurrence.
         """
         if isinstance(values, pa.RecordBatch):
             return values.column(name)
@@ -147,8 +147,8 @@ class ValueColumns:
             times = self._numbers_in_ms(column)
         else:
             times = _milliseconds(column)
-        # A record without a value, such as a tombstone, has no field with a time. Its timestamp is
-        # used.
+        # A record without a value, such as a tombstone, has no field with a time, so use its
+        # timestamp.
         if self.source.keeps_nulls and not isinstance(values, pa.RecordBatch):
             empty = pa.array([value is None for value in values], pa.bool_())
             times = pc.if_else(empty, _milliseconds(record_times), times)
@@ -186,8 +186,8 @@ def _has_enums(fields: list[Any]) -> bool:
 
 
 def _milliseconds(times: pa.Array) -> pa.Array:
-    # Arrow would look up the zone's offset for each time, which takes ten times as long as the
-    # rest.
+    # With a zone, Arrow would look up the zone's offset for each time, which takes ten times as
+    # long as the rest.
     without_zone = times.cast(pa.timestamp("us"))
     return pc.divide(pc.floor_temporal(without_zone, unit="millisecond").cast(pa.int64()), 1000)
 

@@ -40,7 +40,7 @@ class ArrowQuery:
     read_tables: Chain
     """The tasks that turn the records of global tables into row batches for the shards."""
     write: Chain | None
-    """The tasks that write the shards after a shuffle of their own; None if the last stage's tasks
+    """The tasks that write the shards after a separate shuffle; None if the last stage's tasks
     write the shards."""
     types: StateTypes
 
@@ -54,7 +54,10 @@ class ArrowQuery:
         *,
         interleaved: bool,
     ) -> Self:
-        """Make the query of a job. Raise NeedsSparkError if Spark must compute a part of it."""
+        """Make the query of a job.
+
+        Raise NeedsSparkError if Spark must compute a part of the query.
+        """
         if reason := why_spark(job):
             raise NeedsSparkError(reason)
         reader = StreamReader.of(

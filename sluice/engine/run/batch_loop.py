@@ -1,4 +1,4 @@
-"""Runs a job's batches: plans them in the ledger, has Spark run them, and publishes them.
+"""Runs a job's batches: plans them in the ledger, runs them on Spark, and publishes them.
 
 A batch whose driver ended before it was published is repeated with the same plan. The records that
 are unread when a run begins are divided into batches of a limited size; if results depend on the
@@ -79,8 +79,8 @@ class BatchLoop:
     def run_all(self, kafka: Mapping[str, str]) -> None:
         """Read all records that the topics have now, in batches of a limited size.
 
-        The limit is a number of records of streams. Without new records, fire the wall-clock timers
-        that are due, in a batch of their own. At the end, run batches without records in which
+        The limit is a number of records of streams. If there are no new records, fire the due
+        wall-clock timers in a separate batch. At the end, run batches without records in which
         stream time advances, if this makes results due (see `IdleTime`).
         """
         now = self.clocks.now()
@@ -134,7 +134,8 @@ class BatchLoop:
     def replay(self, steps: Iterable[ReplayStep]) -> None:
         """Run the steps of a history that have not been run yet, each as a batch.
 
-        Without any record, publish an empty batch, so that queries answer from the new generation.
+        If there are no records at all, publish an empty batch: queries need a snapshot of the new
+        generation.
         """
         self._repeat_interrupted()
         for step in steps:
@@ -142,8 +143,8 @@ class BatchLoop:
             if offsets_between(self.positions, step.ends) <= 0 and not self._has_due_timers(begun):
                 continue
             partitions = {**self.partitions, **(step.partitions or {})}
-            # A batch that is replayed did not know topics that a pattern matched only later, so
-            # it must not wait for their partitions now.
+            # When a replayed batch first ran, it did not know topics that a pattern matched only
+            # later. So it must not wait for their partitions now.
             later = [topic for topic in self.query.job.matched_topics if topic not in step.ends]
             partitions |= dict.fromkeys(later, 0)
             ends = _ends_of_step(self.positions, step)
@@ -185,13 +186,13 @@ class BatchLoop:
         """Plan a batch in the ledger, run it and publish it.
 
         Raise LeaseError, before anything of the batch is written, if this driver has lost its
-        lease, and WentBack if the ledger has lost the batch before.
+        lease. Raise WentBack if the ledger has lost the previous batch.
         """
         positions = self.positions
         if self.query.job.shared_stores:
             snapshots = newest_snapshots(self.ledger, self.query.job)
             plan = msgspec.structs.replace(plan, snapshots=snapshots)
-        # From here on, a run that repeats the batch gives it the same records and the same clock.
+        # From here on, a run that repeats the batch uses the same records and the same clock time.
         plan = self.ledger.plans.add(self.query.storage.ref, plan, self.lease.epoch)
         reads_records = offsets_between(positions, plan.ends) > 0
         batch = self.publisher.begin(
@@ -253,8 +254,8 @@ class BatchLoop:
         if unread <= self.size.most_records():
             yield ends
             return
-        # The first batch reads global tables to their ends: in Kafka Streams,
-        # too, joins see a complete table.
+        # The first batch reads global tables to their ends. As in Kafka Streams, joins then see a
+        # complete table.
         if not depends_on_order(self.query.job, self.partitions):
             for positions in divided(
                 _positions(stream_begin), _positions(stream_ends), self.size.most_records
@@ -360,8 +361,8 @@ def _ranges(begins: Positions, ends: Positions) -> list[Range]:
 def _ends_of_step(positions: Positions, step: ReplayStep) -> dict[str, dict[str, int]]:
     """Return the end offsets of a step's batch, for all partitions.
 
-    A partition that the step does not read keeps its offset. No offset goes back: an interrupted
-    replay may have run a part of the step already.
+    A partition that the step does not read keeps its offset. Offsets never decrease: an interrupted
+    replay may already have run a part of the step.
     """
     ends: dict[str, dict[str, int]] = {}
     for topic, partitions in positions.items():
@@ -381,7 +382,8 @@ def divide_records(
 ) -> list[ReplayStep]:
     """Divide the records from `begin` to `target` into batches of about `most` records.
 
-    A rebuild uses these batches if it does not know those in which the records were read before.
+    A rebuild uses these batches if it does not know the batches in which the records were first
+    read.
     """
     partition_counts = {topic: len(partitions) for topic, partitions in target.items()}
     if not depends_on_order(job, partition_counts):

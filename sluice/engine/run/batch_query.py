@@ -35,12 +35,12 @@ class BatchQuery:
         self._start = start
         self._job_query = query
         self._function = _BatchFunction(query.read_times, when_read)
-        # The ledger says which batches are published, so Spark needs no earlier checkpoint.
+        # The ledger knows which batches are published, so Spark needs no earlier checkpoint.
         self._checkpoint = TemporaryDirectory(prefix="sluice-checkpoint-")
         query.read_times.forget()
         # Tell the tasks before the query starts: they may run before Spark calls the function.
         tell_tasks(query.spark.sparkContext, start)
-        # Without a scheme, Spark would look for the checkpoint in a cluster's own file system.
+        # Without the scheme `file`, Spark would look for the checkpoint in a cluster's file system.
         checkpoint = f"file://{self._checkpoint.name}"
         self._query = query.start_batch(start.number, self._function, checkpoint)
 
@@ -85,8 +85,8 @@ class _BatchFunction:
     """The function that Spark calls with a batch whose records are read.
 
     It waits for the batch's turn. It must not refer to the `BatchQuery`: the JVM's query keeps this
-    function, and the `BatchQuery` keeps the query. Neither Python nor the JVM can free a cycle that
-    goes through both.
+    function, and the `BatchQuery` keeps the query. Such a cycle would go through Python and the
+    JVM, and neither could free it.
     """
 
     read_times: ReadTimes
@@ -102,7 +102,7 @@ class _BatchFunction:
         tell_tasks(written.sparkSession.sparkContext, turn.start)
         self.when_read({**turn.start.read_times, **self.read_times.of_batch})
         try:
-            # A query with a new checkpoint calls its batch 0, whatever the batch's number.
+            # Spark's batch number is of no use: with a new checkpoint, it is always 0.
             self.published.set_result(turn.publish(written))
         except BaseException as error:
             self.published.set_exception(error)

@@ -34,8 +34,8 @@ _FIRST_TO_ADD_UP = 1_000_000
 """The most records of the first batches if tasks add up records. Each record may be the first of
 its key and window, and so become a row."""
 _ENOUGH_RECORDS = 10_000
-"""The rows of a batch with fewer records say little about the rows of a large batch, unless batches
-are small."""
+"""A batch with fewer records does not show how large the rows of a large batch would be. This does
+not matter if batches are small."""
 
 
 @dataclass
@@ -44,7 +44,7 @@ class BatchSize:
 
     memory_mb: int
     given: int | None = None
-    """The number that the user has set; None if it follows from the memory."""
+    """The number that the user has set; None if the number follows from the memory."""
     _memory_per_record: float | None = None
     """The memory that the rows and the output of a record need, in bytes."""
     _compressed_per_record: float = 0
@@ -63,8 +63,8 @@ class BatchSize:
         `record` is the mean size of a record's key and value. There are no rows of records if tasks
         add the records up while they read.
         """
-        # Most outputs have a part of their record. Dead letters have all of it, but few records
-        # become dead letters.
+        # Most output records contain only a part of their record. Dead letters contain the whole
+        # record, but few records become dead letters.
         output = DataSize(record.plain / 2, record.compressed)
         self._memory_per_record = max(
             (record.plain + ROW_BYTES) * rows * _ROW_COPIES, _memory(output)

@@ -48,7 +48,7 @@ class Comparison:
 
 
 def compare(job: Job, settings: Settings, ledger: Ledger) -> Comparison:
-    """Compare a job with the topology that its newest snapshot was computed with."""
+    """Compare a job with the topology with which its newest snapshot was computed."""
     name = job.pipeline.name
     storage = Storage.of(job, ledger.generations.current_number(name) or 1, settings)
     newest, before = ledger.snapshots.newest(storage.ref), ledger.generations.get(storage.ref)
@@ -68,8 +68,8 @@ def description_now(
 ) -> tuple[GenerationInfo, str]:
     """Return a job's description, to be compared with an earlier one of the pipeline.
 
-    The second value says why types are unknown, and is empty if they are known. Unknown types are
-    those of `before`, as far as both descriptions agree.
+    The second value is the reason why types are unknown; empty if they are known. Unknown types are
+    taken from `before`, as far as both descriptions agree.
     """
     storage = Storage.of(job, before.generation, settings)
     try:
@@ -81,7 +81,7 @@ def description_now(
 
 
 def _with_types_of(before: GenerationInfo, now: GenerationInfo) -> GenerationInfo:
-    """Complete a description without types by the types of an earlier one, as far as both agree."""
+    """Complete a description without types with an earlier one's types, as far as both agree."""
     earlier = {store.name: store for store in before.stores}
     stores = []
     for store in now.stores:

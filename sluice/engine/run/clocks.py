@@ -37,7 +37,7 @@ class Clocks:
     """The clock of this machine, and other clocks with which it is compared."""
 
     others: Mapping[str, Ahead]
-    """The owner of each other clock, such as "the broker" → the comparison with it."""
+    """The owner of each other clock, such as "the broker" → the comparison with this clock."""
     on_difference: Callable[[str], None] = lambda _: None
     """Called after each comparison, with a description of the differences; empty if there are
     none."""

@@ -18,11 +18,11 @@ from sluice.values.phrases import counted, joined
 from sluice.values.topic_patterns import declared_topics
 
 _MEANING = ("kind", "key", "window_ms", "grace_ms", "value", "made", "group_id", "store_column")
-"""The properties of a store that define what its state means. If one of them changes, the state
-cannot be kept."""
+"""The properties of a store that determine the meaning of its state. If one of them changes, the
+state cannot be kept."""
 
 IN_ANY_ORDER = ", in any order"
-"""The end of the definition of a store whose aggregates are combinable."""
+"""The suffix of the definition of a store whose aggregates are combinable."""
 
 
 class CompatibilityError(EngineError):
@@ -37,10 +37,10 @@ def require_compatible(
     now: GenerationInfo,
     interrupted: Callable[[], bool],
 ) -> None:
-    """Raise CompatibilityError if state of the generation `before` would mean something else.
+    """Raise CompatibilityError if state of the generation `before` would get another meaning.
 
-    `interrupted` says whether the last run was interrupted. Only the pipeline `before` can repeat
-    the batch of an interrupted run.
+    `interrupted` returns whether the last run was interrupted. Only the pipeline `before` can
+    repeat the batch of an interrupted run.
     """
     if before is None:
         return
@@ -48,7 +48,7 @@ def require_compatible(
     if not changes:
         return
     name = now.pipeline
-    # The planned batch may be written in part, and only the earlier pipeline gives the same
+    # A part of the planned batch may be written, and only the earlier pipeline computes the same
     # records.
     if interrupted():
         next_step = (
@@ -146,7 +146,8 @@ class StoreChanges:
                 next_step=next_step,
             )
         old, new = _stores_by_name(before), _stores_by_name(now)
-        # A processor writes all of its stores, so one changed store makes it compute all of them.
+        # A processor writes all of its stores together. So if one store has changed, all of them
+        # are recomputed.
         recomputed: set[str] = set()
         for name in processors.keys() & old.keys():
             if _store_change(old[name], new[name]):
@@ -174,7 +175,7 @@ class StoreChanges:
 def _is_same_store(old: StoreInfo, new: StoreInfo) -> bool:
     """Return whether two stores have the same meaning.
 
-    Group and column may differ: rows are copied to the new group.
+    Group and column may differ, because rows are copied to the new group.
     """
     old_elsewhere = replace(old, group_id=0, store_column=0)
     new_elsewhere = replace(new, group_id=0, store_column=0)
@@ -310,7 +311,7 @@ def stores_of_processors(
     before: GenerationInfo,
     now: GenerationInfo,
 ) -> tuple[list[str], list[str]]:
-    """List the stores that processors have gained, which start empty, and those they have lost."""
+    """List the stores that processors have gained and lost. The gained stores start empty."""
     old, new = _stores_by_name(before), _stores_by_name(now)
     changed = {*_gained_or_lost_stores(old, new)}
     return sorted(changed - old.keys()), sorted(changed - new.keys())

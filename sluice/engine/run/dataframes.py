@@ -35,7 +35,7 @@ class RecordSource(Protocol):
     def read(
         self, partitions: Mapping[str, int], task: Chain, columns: StructType | str
     ) -> DataFrame:
-        """Read topics, and return the rows that a task makes of their records.
+        """Read topics, and return the rows into which `task` turns their records.
 
         `partitions`: topic → its number of partitions. The task takes record batches with the
         columns of `kafka_records.RECORDS`. `columns` are the rows' names and types.
@@ -143,7 +143,7 @@ class Frames:
             raise unresolved_error(self.job, error) from None
 
     def _read(self, task: Chain, columns: StructType | str) -> DataFrame:
-        """Return the rows that a task makes of the streams' records."""
+        """Return the rows into which `task` turns the streams' records."""
         return self.input.read(self._partitions_of(self.job.streams), task, columns)
 
     def _row_batches(self, records: DataFrame, reader: StreamReader) -> _Rows:

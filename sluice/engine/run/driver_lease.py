@@ -40,7 +40,10 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Patience:
-    """How often a lease is renewed, and how long others wait, in seconds of the monotonic clock."""
+    """How often a lease is renewed, and how long other drivers wait for it.
+
+    In seconds of the monotonic clock.
+    """
 
     beat_s: float = 2.0
     silence_s: float = 20.0
@@ -56,8 +59,7 @@ class Patience:
 PATIENCE = Patience()
 NOTED_AFTER_S, NOTED_EVERY_S = 5.0, 60.0
 BETWEEN_RUNS = Patience(waits=True)
-"""The patience of commands that need the lease only for moments, and may be started while a run
-goes on."""
+"""The patience of commands that need the lease only briefly, and may be started during a run."""
 
 
 def this_process(run: str) -> Holder:
@@ -107,7 +109,7 @@ class Lease:
             raise lost(self.leases.get(self.ref), self.epoch)
 
     def outrank(self, epoch: int) -> None:
-        """Take an epoch higher than `epoch`, which a shard has from a lost lease.
+        """Take an epoch above `epoch`, the epoch of a lost lease under which a shard was written.
 
         Raise LeaseError if the lease is no longer held.
         """
@@ -147,8 +149,8 @@ class Lease:
             log.warning("lease not released", why=failed.detail)
 
     def _take(self) -> LeaseRow:
-        # Only this machine's monotonic clock is used: clocks of two
-        # machines differ, and a clock may be set.
+        # Use only this machine's monotonic clock: the clocks of two machines differ, and a clock
+        # may be set.
         begun = changed = time.monotonic()
         seen = self._current_row()
         first, is_waiting = seen, False
@@ -199,7 +201,7 @@ class Lease:
         return ""
 
     def _is_refused(self, seen: LeaseRow, first: LeaseRow | None) -> bool:
-        """Return whether a holder of another run has renewed the lease since `first`."""
+        """Return whether a holder for another run has renewed the lease since `first` was read."""
         return seen.held and not self._is_orphan(seen) and seen != first
 
     def _is_orphan(self, seen: LeaseRow) -> bool:
@@ -274,7 +276,7 @@ def current_lease(
 def is_gone(row: LeaseRow) -> bool:
     """Return whether the holder was a process of this machine and has certainly ended."""
     machine, _, started = row.process.rpartition("/")
-    # Process ids of another machine or container say nothing about processes here.
+    # Process ids of another machine or container have no meaning here.
     if not (machine and started) or machine != _machine():
         return False
     # `/proc` may hide processes of other users (its mount option `hidepid`). Of such a process,

@@ -39,7 +39,7 @@ _JOIN_SECONDS = 3.0
 """How long to wait for further executors after the first executor has started."""
 _CLOCK_SECONDS = 5.0
 _ERROR = re.compile(r"^\s*(?:[\w.]*\.)?(\w*(?:Error|Exception): .*)$", re.MULTILINE)
-"""Matches the line with which a traceback of Python ends, within an error of Spark."""
+"""Matches the last line of a Python traceback in the text of a Spark error."""
 
 
 def without_own_daemon(settings: Settings) -> Settings:
@@ -114,7 +114,8 @@ def _probe(storage: Storage, settings: Settings) -> Probe:
 def _reports(spark: SparkSession, probe: Probe) -> Sequence[Finding]:
     """Run the probe in a task on each core, and return the findings of each host."""
     context = spark.sparkContext
-    # Spark waits for the first executor, and counts the cores of running executors only.
+    # Run a job first: Spark then waits for the first executor. It counts only the cores of running
+    # executors.
     context.parallelize([0], 1).count()
     if not is_local(context.master or ""):
         time.sleep(_JOIN_SECONDS)
@@ -139,7 +140,10 @@ def _reports(spark: SparkSession, probe: Probe) -> Sequence[Finding]:
 
 
 def _clock(report: Report, began: float, ended: float) -> Finding:
-    """Compare the clock of a host with the driver's clock, by the time that a task took."""
+    """Compare a host's clock with the driver's clock.
+
+    The time that the task took limits the accuracy.
+    """
     off = max(began - report.time, report.time - ended, 0.0)
     text = f"differs by {off:.1f} s" if off else "as the driver's"
     if off > _CLOCK_SECONDS:

@@ -79,8 +79,8 @@ class JobRun:
     """The most records of a batch; None if the limit follows from the memory in the settings."""
     patience: Patience = PATIENCE
     steps: Sequence[ReplayStep] | None = None
-    """For a rebuild, the batches to run. They write no output, because their output was written
-    before."""
+    """For a rebuild, the batches to run. They write no output, because it has already been
+    written."""
     plan_without: PlanOf | None = None
     """Plans the pipeline without some stores and steps, which `ChangedStores` computes while runs
     continue."""
@@ -116,7 +116,7 @@ class JobRun:
                 registry.wait(found.away, has_read=found.read > 0)
                 continue
             read += count
-        # A rebuild's generation has no standbys: readers do not see it yet.
+        # A rebuild's generation has no standbys, because readers do not see it yet.
         if self.steps is None:
             StandbyCopies(ledger, lease).refresh()
         return read
@@ -174,8 +174,8 @@ class JobRun:
                 pipeline=self.job.pipeline.name,
                 without=sorted(missing),
             )
-            # The missing stores are computed from the topics in another
-            # generation, and are added when that generation is promoted.
+            # Another generation computes the missing stores from the topics. They are added when
+            # that generation is promoted.
             planned = self.plan_without(missing)
             job = with_matching_topics(planned, self.settings.kafka, ledger, storage.ref)
             rest = replace(self, job=job, plan_without=None)
@@ -219,8 +219,7 @@ class JobRun:
             expect_size(size, self.job, self.settings.kafka, positions_after(newest, firsts))
         # The first comparison takes some milliseconds, while the session is being started.
         clocks.now()
-        # The session was being started while Kafka and the ledger were read. It is needed from here
-        # on.
+        # The session was being started meanwhile. From here on, it is needed.
         spark = wait_for_session(self.spark)
         if self.job.pipeline.file is not None:
             send_to_executors(spark.sparkContext, self.job.pipeline.file)
@@ -358,9 +357,9 @@ class JobRun:
 
         `written`: see `Storage.prepare`.
 
-        Raise _OutrankedError if the ledger has lost a newer lease: a fail-over of its database may
-        have lost the newest commits. It has lost no published batch, because `Storage.prepare` has
-        compared it with the markers.
+        Raise _OutrankedError if the ledger has lost a newer lease, for example because a fail-over
+        of its database has lost the newest commits. The ledger has lost no published batch, because
+        `Storage.prepare` has compared it with the markers.
         """
         try:
             storage.prepare(ledger, written, lease.epoch)
@@ -482,7 +481,7 @@ class JobRun:
         before: GenerationInfo | None,
         info: GenerationInfo,
     ) -> None:
-        """Log and note changes of contracts and outputs that the authors may not expect."""
+        """Log and record changes of contracts and outputs that the authors may not expect."""
         warnings: list[str] = []
         known: Collection[str] = ()
         if before is not None:
@@ -529,7 +528,7 @@ class _TopicOutput:
 
 @dataclass(frozen=True)
 class _Setup:
-    """Everything that a run knows and has built before it opens its output."""
+    """Everything that a run has read and built before it opens its output."""
 
     topics: RunTopics
     newest: Snapshot | None
@@ -542,12 +541,12 @@ class _Setup:
     source: KafkaInput
     query: JobQuery
     info: GenerationInfo
-    """The generation as the pipeline describes it now."""
+    """The generation's description by the present pipeline."""
     registered: GenerationInfo | None
-    """The generation as the last run has registered it; None before the first snapshot."""
+    """The generation's description that the last run registered; None before the first snapshot."""
     clocks: Clocks
     files: ReplacedFiles
-    """The files of the run's clients, as they were before the clients were made."""
+    """The files of the run's clients, with their versions before the clients were made."""
 
 
 @contextmanager

@@ -39,10 +39,10 @@ class Linger:
     milliseconds: int
     """How long to wait for new records."""
     check: Callable[[], None]
-    """Raises an error if this driver cannot go on, for example because it has lost its lease."""
+    """Raises an error if this driver must stop, for example because it has lost its lease."""
     clocks: Clocks
     files: ReplacedFiles
-    """The files of the run's clients, as they were before the clients were made."""
+    """The files of the run's clients, with their versions before the clients were made."""
     pause_s: float = 0.25
     is_paused: Callable[[], bool] = lambda: False
     """Returns whether somebody has paused the pipeline, which ends the wait."""
@@ -57,8 +57,8 @@ class Linger:
         """Wait for records beyond `positions`, for new partitions, or for a timer.
 
         The timer is due at `next_timer`, epoch ms. Also end if files that the run's clients have
-        read, such as a certificate, were replaced: the run then makes new clients. Return None
-        after the waiting time.
+        read, such as a certificate, were replaced: the run then makes new clients. Return None when
+        the waiting time has ended.
         """
         if not self.milliseconds:
             return None
@@ -113,7 +113,8 @@ class Linger:
         """
         try:
             lag = self._read_lag(positions)
-        # A broker may restart while a run lingers. The lease and the time limit still end the wait.
+        # A broker may restart while a run lingers, so continue to wait. The lease and the time
+        # limit still end the wait.
         except (KafkaException, TimeoutError) as error:
             if isinstance(error, KafkaException):
                 denied = denial(self.kafka, error)

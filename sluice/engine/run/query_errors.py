@@ -36,8 +36,8 @@ def query_errors(storage: Storage, lease: Lease) -> Iterator[None]:
     try:
         yield
     except StreamingQueryException as failed:
-        # If another driver has taken the lease over, it may have changed the shards under this
-        # query. Then the lost lease is the real cause of the query's error.
+        # If another driver has taken over the lease, it may have changed the shards while this
+        # query was running. Then the lost lease is the real cause of the query's error.
         lease.require_in_ledger()
         # The error that publishing raised. Spark's error has only its text.
         if isinstance(failed.__cause__, SluiceError):

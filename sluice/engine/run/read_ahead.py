@@ -39,8 +39,8 @@ def may_read_ahead(job: Job) -> bool:
     """Return whether the tasks may read a batch before the previous batch is published.
 
     If there are several shuffles, the tasks before the last shuffle also write states, which must
-    not be written before the previous batch is published. And if tasks that read need a stream time
-    that only the stages know, they must wait for the stages of the previous batch.
+    not be written before the previous batch is published. If the tasks that read need a stream time
+    that only the stages know, they must wait for the previous batch's stages.
     """
     return job.has_one_shuffle and job.reads_without_stages
 

@@ -19,7 +19,8 @@ from sluice.state.ledger.ledger import Ledger
 log = structlog.get_logger()
 
 PATIENCE_S = 300.0
-"""How long a run waits without reading any record. After that, it fails, and is started again."""
+"""How long a run waits without reading any record. After this time, the run fails, and is started
+again."""
 FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 15.0
 _STEP_S = 0.5
 

@@ -34,8 +34,8 @@ def replay_steps(history: Iterable[Batch]) -> Iterator[ReplayStep]:
     """Yield the steps that replay a history, whose batches are sorted from oldest to newest."""
     ends: dict[str, dict[str, int]] = {}
     for batch in history:
-        # A batch of the history has end offsets only for partitions from which it has read. The
-        # other partitions keep the offsets of earlier batches.
+        # A batch of the history has end offsets only for partitions from which it has read. For the
+        # other partitions, the offsets of earlier batches apply.
         ends = merge_ends(ends, batch.ends)
         yield ReplayStep(ends, batch.begun, batch.partitions, batch.by_clock)
 
@@ -99,7 +99,7 @@ def join_steps(
 
 
 def _is_independent_of_batches(job: Job, types: Mapping[str, str]) -> bool:
-    """Return whether no result depends on where batches end, or on the time of processing."""
+    """Return whether results depend neither on where batches end, nor on the time of processing."""
     if job.has_operators or any(isinstance(layer, Transformation) for layer in job.layers):
         return False
     # Which partitions are idle depends on each batch's clock.

@@ -36,7 +36,8 @@ class Published(NamedTuple):
 def newest_snapshots(ledger: Ledger, job: Job) -> dict[str, str]:
     """Return other pipeline → its newest snapshot, for the plan of a batch.
 
-    Raise EngineError if a pipeline has none, or if a store does not fit what the job reads.
+    Raise EngineError if a pipeline has no snapshot, or if a store's type is not readable as the
+    type that the job declares.
     """
     newest: dict[str, Published] = {}
     for store, kind in job.shared_stores:
@@ -135,7 +136,8 @@ def _store_info(ledger: Ledger, store: SharedStore, published: Published) -> Sto
 
 
 def _other_name(store: SharedStore) -> str:
-    # The default name of the recorded values would change with the names in store_of.
+    # Without `answers=`, the name under which values are recorded changes with the names in
+    # `store_of`.
     return (
         f"Change store_of({store.pipeline!r}, {store.store!r}, ...) to this name. If lookup_in has "
         f"no answers=, also add answers={store.answers!r}, so that the values that are recorded "

@@ -18,7 +18,7 @@ from sluice.values.pipeline_modules import SCHEMAS, modules_beside
 def send_to_executors(spark: SparkContext, file: Path) -> None:
     """Copy a pipeline's file, the modules beside it and pulled schemas to executors on other hosts.
 
-    Does nothing for a file that was copied before: Spark would log a warning.
+    Does nothing for a file that was copied before, because Spark would log a warning.
     """
     if is_local(spark.master or ""):
         return

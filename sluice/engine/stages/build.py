@@ -80,8 +80,8 @@ def stage_operator(
 
     `arguments`: operator → the types of its aggregate's arguments.
 
-    `is_read` is true if later expressions read fields of the results, so that the results must fit
-    the types that the plan has found for these fields. `only_stored` is true if results go only to
+    `is_read` is true if later expressions read fields of the results. The results must then fit the
+    types that the plan has found for these fields. `only_stored` is true if results go only to
     their store, `only_last` if only the last result of each key and window in a batch matters, and
     `only_changes` if a result that equals the previous one does not matter. `connections`:
     environment variable → the URL of a database in which records are looked up.
@@ -97,7 +97,8 @@ def stage_operator(
         connection = Connection(name, connections.get(connection_variable(name), ""))
         return StageOperator(operator, partial(_lookup, action, str(operator.step), connection))
     make = _make(operator, arguments.get(operator.number, []), is_read, only_stored, only_changes)
-    # A processor gets windowed keys itself, because its timers have windowed keys, too.
+    # A processor is not wrapped: it handles windowed keys itself, because its timers have windowed
+    # keys, too.
     is_wrapped = operator.by_window and not isinstance(action, plan.ProcessParameters)
     if is_wrapped:
         make = partial(ByWindow, make)

@@ -40,8 +40,8 @@ class ClosingRun(OperatorRun):
     ) -> None:
         self.aggregate = aggregate
         self._closing: set[str] = set()
-        """The keys with windows that close in this batch, without the keys whose rows are processed
-        one by one."""
+        """The keys with windows that close in this batch. Keys whose rows are processed one by one
+        are left out."""
         self._sent_until: dict[str, int] = {}
         """Key → the stream time up to which the results of its windows have been sent in this
         batch."""

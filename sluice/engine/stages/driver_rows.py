@@ -1,4 +1,4 @@
-"""Sends the driver the rows that only it needs: output records of operators, and rejected rows."""
+"""Sends rows to the driver that only the driver needs: operators' output records, rejected rows."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from sluice.support.arrays import Indices, Mask
 
 @dataclass(frozen=True)
 class ForeignKeyMoves:
-    """The task after a stage's operators that marks rows of left tables with changed foreign keys.
+    """The task after a stage's operators: marks rows of left tables whose foreign key has changed.
 
     Such a row gets the side MOVED, because the join must treat it differently (see
     `ForeignKeyJoin`). In this task, the old and the new value of a change still follow each other.

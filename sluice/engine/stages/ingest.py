@@ -117,9 +117,9 @@ class Ingest(TaskOfBatch):
                 yield from self._rows(batch, results)
         if results is not None:
             yield from results.windowed.rest()
-            # An operator's report goes to every worker. So every worker runs the operator, even a
-            # worker without rows for it: one of the worker's timers may be due, or one of its
-            # windows may close because a partition has become idle.
+            # An operator's report goes to every worker. So every worker runs the operator, even if
+            # it has no rows for the operator: a timer of the worker may be due, or a window may
+            # close because a partition has become idle.
             topics = {topic for topic, _ in results.parts}
             with_records: list[PlannedOperator] = []
             for operator in self.operators:
@@ -146,8 +146,8 @@ class Ingest(TaskOfBatch):
             outcome = self.sinks.collect(records, results)
             for group, windowed in task.windowing.windowed(records, part, results, outcome):
                 yield from task.windowed.add_records(group, windowed)
-            # Records are counted after all groups, because a record that any group aggregates is
-            # applied, not late.
+            # Count records only after all groups: a record that any group aggregates is applied,
+            # not late.
             undecided[slice(None) if mask is None else mask] = results.count_records(outcome)
         if not self.operators:
             return
@@ -205,7 +205,7 @@ class Ingest(TaskOfBatch):
     ) -> pa.RecordBatch:
         """Return the rows for one side of an operator.
 
-        Also notes in `task` which rows advance its stream time.
+        Also records in `task` which rows advance the operator's stream time.
         """
         indices = np.flatnonzero(passed)
         taken = pa.array(indices)
@@ -333,7 +333,10 @@ class Ingest(TaskOfBatch):
 
 
 def whole_records(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows in batches that divide no record, even if a step has made many rows of it."""
+    """Yield the rows in batches that keep all rows of a record together.
+
+    A step may have turned a record into many rows.
+    """
     held: pa.RecordBatch | None = None
     for batch in batches:
         if not batch.num_rows:

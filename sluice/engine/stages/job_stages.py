@@ -41,10 +41,10 @@ from sluice.values.sql_types import compact, struct_fields, struct_type
 assert OFFSET_BITS == 40, "the plan has SQL that reads origins"
 
 START = "X'00'"
-"""SQL for the path of a record, with which the paths of its results begin."""
+"""SQL for the path of a record. The paths of the record's results begin with it."""
 
 Kinds: TypeAlias = Callable[[Sequence[Column]], Mapping[str, str]]
-"""A function from columns to their types: name → type, as `sql_types.compact` writes it."""
+"""A function from columns to their types: name → type, in the form of `sql_types.compact`."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class KnownTypes:
             if edge.unchanged_result is None:
                 for number, sql in enumerate(edge.values):
                     computed.append(Column(f"{edge.column}_{number}", sql, edge.target))
-        # The types of all edges are found at once, because Spark analyzes the whole query again for
-        # each call.
+        # Find the types of all edges at once, because Spark analyzes the whole query again for each
+        # call.
         types: Mapping[str, str] = {}
         if computed:
             types = kinds(computed)
@@ -89,7 +89,7 @@ class KnownTypes:
                 earlier = arguments.get(edge.target, own)
                 arguments[edge.target] = _argument_types(self.job, edge, earlier, own)
             columns += _edge_columns(edge, own)
-        # The conditions form a layer of their own, because the other columns read them.
+        # The conditions form a separate layer, because the other columns read them.
         conditions = [Column(edge.column, f"({edge.passed})", edge.target) for edge in edges]
         layers = (tuple(conditions), tuple(columns))
         return layers, replace(self, arguments=arguments, values=values)
@@ -120,7 +120,7 @@ class KnownTypes:
         return types
 
     def input_types(self) -> dict[int, str]:
-        """Return operator → the types of its inputs on all sides whose values it keeps."""
+        """Return operator → the types of its inputs on the sides whose values it keeps."""
         types: dict[int, str] = {}
         for operator in self.job.operators:
             of_sides: list[str] = []
@@ -139,7 +139,7 @@ class KnownTypes:
     ) -> Iterable[tuple[str, str]]:
         """Yield the columns of an operator's results, with their types.
 
-        `results` are the types of the results of operators before it.
+        `results` are the types of the results of earlier operators.
         """
         match operator.action:
             case ProcessParameters(outputs=outputs):
@@ -380,9 +380,10 @@ def _argument(sql: str, kind: str) -> str:
 
 
 def kinds_by_name(types: Mapping[str, str]) -> Kinds:
-    """Return a function that derives columns' types from `types`, those of the columns they read.
+    """Return a function that derives the types of columns from `types`.
 
-    The function raises NeedsSparkError for a column that Spark must compute.
+    `types` has the types of the columns that these columns read. The function raises
+    NeedsSparkError for a column that Spark must compute.
     """
 
     def kinds(columns: Sequence[Column]) -> Mapping[str, str]:

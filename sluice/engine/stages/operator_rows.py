@@ -91,7 +91,7 @@ class OperatorRows:
 
     @classmethod
     def of_results(cls, emitted: pa.RecordBatch) -> Self:
-        """Return the results of an operator as rows of an operator that gets them directly."""
+        """Convert the results of an operator to rows of the operator that gets them directly."""
         columns: dict[str, pa.Array] = {}
         for name in COLUMNS:
             if name not in ("before", "after"):
@@ -152,9 +152,9 @@ class OperatorRows:
         return self._take(self._order())
 
     def last_of_keys(self) -> Self:
-        """Return the last row of each key, by position, without old values.
+        """Return the last row of each key, by position.
 
-        Rows without a key are all kept.
+        Leaves out old values, and keeps all rows without a key.
         """
         order = self._order()
         codes = self.columns["key"].dictionary_encode()
@@ -170,8 +170,8 @@ class OperatorRows:
         """Yield the rows sorted by key and then by position, in parts with all rows of their keys.
 
         Yields each part as KeyedRows and as OperatorRows. The rows without a key come last, only as
-        OperatorRows. Most operators read few columns of their rows, so each column of a part is
-        made when it is first read.
+        OperatorRows. Most operators read only few columns of their rows, so each column of a part
+        is made when it is first read.
         """
         key_ranks = ranks(pa.chunked_array([self.columns["key"]]))
         order = self._order()

@@ -69,7 +69,8 @@ class OperatorRun:
         self.states: dict[str, Any] = {}
         """The states of the loaded keys that have one; operators change them in place."""
         self._loaded: set[str] = set()
-        """The loaded keys. A key without a state gets one when a row or a result first needs it."""
+        """The loaded keys. If a key has no state, a state is made when a row or a result first
+        needs it."""
         self._versions: dict[str, Replaced] = {}
         """The versions of the states that were loaded. The shard stores only the states that have
         changed since then."""
@@ -88,7 +89,7 @@ class OperatorRun:
 
     def _batch_of_operator(self) -> BatchOfOperator:
         plan, partitions = self.spec.plan, self._stored.before.partitions
-        # A processor that has the stream time of topics may get several rows of one record, or
+        # A processor that uses the stream time of topics may get several rows of one record, or
         # none.
         fires_after_record = False
         latest_of_sides = BEFORE_ALL, BEFORE_ALL
@@ -122,9 +123,9 @@ class OperatorRun:
     def _closed_time(self, timeline: Timeline) -> int:
         """Return the stream time at which the operator drops state that can no longer change."""
         # As in Kafka Streams, the stream time of a record's own cogrouped stream decides whether
-        # the record is late. So an aggregate keeps a window until all of the streams have passed
-        # it. But the largest stream time of the streams decides when a suppress step, which is
-        # chained to the aggregate, sends the window's result.
+        # the record is late. So an aggregate must keep a window until all of the streams have
+        # passed it. But a suppress step that is chained to the aggregate sends the window's result
+        # according to the largest stream time.
         if self.spec.chained_to is None:
             return timeline.passed_by_all_sides
         return timeline.closed_after
@@ -237,8 +238,8 @@ class OperatorRun:
             self.states |= self._stored_states(keys)
         if self.spec.queryable_stores:
             for key in keys:
-                # A processor replaces entries, and never changes them in place, so copied
-                # dictionaries still have the entries before the batch.
+                # A processor replaces entries, and never changes them in place, so shallow copies
+                # of the dictionaries still have the entries from before the batch.
                 entries_of_key = self.operator.entries(self.state(key))
                 self._entries_before[key] = [entries.copy() for entries in entries_of_key]
 
@@ -294,7 +295,7 @@ class OperatorRun:
     ) -> OperatorRows:
         """Process rows as columns, and pass their results to listeners.
 
-        Returns the rows that are left over.
+        Returns the rows that must still be processed one by one.
         """
         is_left = np.zeros(len(rows), np.bool_)
         numbered = OperatorRows(
@@ -319,9 +320,9 @@ class OperatorRun:
         output: StageOutput,
         listeners: Sequence[OperatorRun] = (),
     ) -> OperatorRows | None:
-        """Process all rows at once if the operator can, and return any rows that are left over.
+        """Process all rows at once if the operator can.
 
-        `part` has the same rows as `keyed`.
+        Return rows that must still be processed one by one. `part` has the same rows as `keyed`.
         """
         states = KeyStates(keyed.keys, self.states, self.operator.new_state)
         try:
@@ -531,12 +532,12 @@ class OperatorRun:
     def _timer_before(self) -> int | None:
         """Return when the worker's earliest wall-clock timer is due, as known before the batch.
 
-        -1 without a timer, None if unknown.
+        Return -1 if there is no timer, and None if this is unknown.
         """
         return self._stored.before.timer_due(self.spec.plan.name, self._stored.worker)
 
     def timer_after(self) -> dict[str, int]:
-        """Return when the worker's earliest wall-clock timer is due, by its `wall_name`.
+        """Return `wall_name` → the time at which the worker's earliest wall-clock timer is due.
 
         The result is empty if the worker had no such timer before the batch, and the batch has set
         none.
@@ -550,7 +551,7 @@ class OperatorRun:
         return {name: self._stored.earliest_timer(self.spec.number)}
 
     def result_after(self) -> dict[str, int]:
-        """Return when the worker's earliest held-back result is due, by its `due_name`."""
+        """Return `due_name` → the time at which the worker's earliest held-back result is due."""
         if (
             self.timeline is None
             or not self._stored.before.goes_on_when_idle
@@ -574,7 +575,7 @@ class OperatorRun:
         return is_released or self.operator.has_wall_timers
 
     def _put_store_changes(self, output: StageOutput) -> None:
-        """Add the changes of a processor's stores that can be queried."""
+        """Add the changes of a processor's queryable stores."""
         if not self.spec.queryable_stores:
             return
         entries_after = [*map(self.operator.entries, self.states.values())]
@@ -596,7 +597,7 @@ class OperatorRun:
                 output.put_state_rows(group_id, keys, values)
 
     def _states_to_store(self) -> Iterator[State]:
-        """Yield the states of the loaded keys, and the tombstones of emptied states."""
+        """Yield the states of the loaded keys, and tombstones for states that have become empty."""
         if self.spec.has_states_in_store:
             return
         operator, number = self.operator, self.spec.number

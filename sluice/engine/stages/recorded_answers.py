@@ -60,7 +60,7 @@ class RecordedAnswers:
     def _answers(self, turn: Sequence[_Placed]) -> list[Answered]:
         """Return the answers of these rows; an empty answer for a row that needs none."""
         ids: list[str] = []
-        # Rows with the same id are the same input of the same record, and share a call.
+        # Rows with the same id are the same input of the same record, so they share a call.
         row_of_id: dict[str, Row] = {}
         for position, row in turn:
             answer_id = ""
@@ -82,8 +82,8 @@ class RecordedAnswers:
         step's policy is to end the run.
         """
         results = self.operator.ask([*asked.values()])
-        # The exceptions of failed calls hold each other in cycles. Only a garbage collection frees
-        # them, and a task pauses the automatic collections.
+        # The exceptions of failed calls form reference cycles, which only a garbage collection
+        # frees. A task pauses automatic collections, so collect here.
         gc.collect(1)
         answers: dict[str, Answered] = {}
         ending: BaseException | None = None
@@ -151,8 +151,8 @@ class RecordedAnswers:
         """
         sequence, origin, _ = position
         place: tuple[str, int, int] | None = None
-        # A result that no record has caused, such as a timer's, is identified by key, value and
-        # time alone.
+        # If no record has caused a result, such as a timer's, only its key, value and time identify
+        # it.
         if has_origin(sequence):
             source, partition = partition_of(origin)
             place = self.topics.get(source, ""), partition, offset_of(origin)

@@ -39,7 +39,7 @@ def _result_elements(numbers: Indices) -> pa.Array | pa.Scalar:
 
 
 def _elements(numbers: Integers, element: Callable[[int], bytes]) -> pa.Array | pa.Scalar:
-    """Return the element of a path for each number; a scalar if all are the same.
+    """Return the path element for each number, or a scalar if all elements are equal.
 
     Most results have the same few numbers.
     """

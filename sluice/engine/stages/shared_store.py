@@ -68,7 +68,7 @@ class StoreLookup(Lookup):
             try:
                 json = self._declared.json(self._decode(text))
             except Exception as error:
-                # The answers must not keep the frames of the traceback.
+                # Drop the traceback: the answers must not keep its frames in memory.
                 values[key] = error.with_traceback(None)
                 continue
             if json is not None:

@@ -27,13 +27,13 @@ from sluice.values.sql_types import canonical
 
 @dataclass(frozen=True)
 class StageResult:
-    """The results of an operator as a column, for the steps after the operator."""
+    """The column with an operator's results, which the steps after the operator read."""
 
     operator: int
     column: str
     type: pa.DataType
     output: str | None
-    """The output to which a processor sends these results; None for all results of another
+    """The processor's output to which these results go; None for all results of another
     operator."""
 
 
@@ -84,7 +84,7 @@ class ShuffleTarget:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Return the columns that the target needs besides those of the results' rows."""
+        """Return the columns that the target needs in addition to those of the results' rows."""
         own = [self.passed, self.key, self.value]
         if self.foreign is not None:
             own.append(self.foreign)
@@ -104,7 +104,7 @@ class ShuffleTarget:
             indices = pa.array(passed)
 
         def chosen(name: str) -> pa.Array:
-            # In most batches, all results go to the same target, and nothing is copied.
+            # In most batches, all results go to the same target, so do not copy them.
             if indices is None:
                 return columns[name]
             return columns[name].take(indices)

@@ -52,8 +52,8 @@ _ROW_CHANGES = frozenset({
 
 def _apply_transformation(frame: DataFrame, step: Transformation) -> DataFrame:
     """Add the columns of an author's DataFrame function."""
-    # All columns of the row are packed into one column. Besides this column, the function's frame
-    # has only the fields of the value.
+    # Pack all columns of the row into one column. The function's frame has only this column and the
+    # fields of the value.
     inputs = [f"{sql} AS {backticked(name)}" for name, sql in step.inputs]
     argument = frame.selectExpr(f"struct(*) AS {_ROW}", *inputs)
     try:
@@ -120,7 +120,7 @@ def _operations(frame: DataFrame) -> list[str]:
 def stage_with_sql(
     stages: Stages, number: int, known: KnownTypes, shuffled: DataFrame
 ) -> tuple[DataFrame, KnownTypes]:
-    """Return the row batches and the types after a stage, whose last steps Spark SQL computes.
+    """Return the row batches and the types after a stage if Spark SQL computes its last steps.
 
     `shuffled` are the row batches before the stage, with a partition for each worker.
     """

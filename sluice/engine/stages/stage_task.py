@@ -49,7 +49,7 @@ class Stage(TaskOfBatch):
     """Addresses of the workers' shards."""
     operators: tuple[StageOperator, ...]
     sharing: Mapping[int, tuple[Edge, ...]]
-    """Operator of the stage → the edges that take rows of this operator's edges."""
+    """Operator of the stage → the edges that share the rows of this operator's edges."""
     only_stored: frozenset[int]
     """The operators whose results go only to their store."""
     topics: Mapping[int, str]
@@ -209,7 +209,7 @@ class StageRows:
 
 
 def _shared_rows(rows: pa.RecordBatch, edge: Edge) -> pa.RecordBatch:
-    """Return the rows of an operator as rows of an edge that shares them."""
+    """Convert rows of an operator to rows of an edge that shares them."""
     shares = edge.shares
     assert shares is not None
     assert edge.constant_path is not None
@@ -282,9 +282,9 @@ class StageRun:
             if number not in by_target:
                 continue
             rows = OperatorRows.of(by_target.pop(number), run.timeline_of_rows)
-            # The received copies of the rows have been freed.
+            # The received copies of the rows have been freed, so release their memory.
             release_memory_after_rows(len(rows))
-            # Such a table only stores the last value of each key.
+            # Such a table only stores each key's last value, so process only the last rows.
             if number in self.output.only_stored and run.spec.has_states_in_store:
                 rows = rows.last_of_keys()
             listeners = self.listeners.get(number, [])

@@ -1,7 +1,7 @@
 """An operator's stream time at every position of a batch.
 
-An *advance* is a row that may advance the operator's stream time, as the tasks that made the rows
-have reported it (see `advances.py`).
+An *advance* is a row that may advance the operator's stream time. The tasks that made the rows have
+reported the advances (see `advances.py`).
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class Timeline:
         `of_number`: mask of their advances.
         """
         counts = np.concatenate(([0], np.cumsum(of_number)))
-        # NumPy takes elements by their indices in a fraction of the time of a mask.
+        # Selecting elements by indices takes NumPy a fraction of the time of selecting by a mask.
         indices = np.flatnonzero(of_number)
         times, sides, complete = self._times[indices], self._sides[indices], self._complete[indices]
         before = {name: self._stored_time(suffix, number) for name, suffix in _SUFFIXES.items()}
@@ -175,7 +175,7 @@ class Timeline:
                 )
             if self._operator.joins_versions:
                 # In a join with a versioned table, the stream's records wait for the stream time of
-                # their own stream, not of the table.
+                # the stream, not of the table.
                 of_stream, of_table = of_sides[LEFT], of_sides[RIGHT]
                 waits_for = _Clock(np.maximum(of_stream.after, before["closed"]))
                 return _PartitionClocks(counts, waits_for, waits_for, of_stream, of_table, of_sides)
@@ -220,8 +220,8 @@ class Timeline:
         for number, clocks in self._partitions.items():
             if not clocks.counts[-1]:
                 continue
-            # Co-partitioned topics share the time, so it is stored once, under the first topic with
-            # this partition.
+            # Co-partitioned topics share the time. Store it once, under the first topic with this
+            # partition.
             topic = next(
                 topic for topic in operator.topics if self._before.partitions[topic] > number
             )
@@ -234,7 +234,7 @@ class Timeline:
 
     @property
     def passed_by_all_sides(self) -> int:
-        """The stream time that every side has reached in every partition that is not idle.
+        """The stream time that all sides have reached in all partitions that are not idle.
 
         If the operator's sides have no stream times of their own, this is the closed time.
         """
@@ -307,7 +307,7 @@ class Timeline:
         return until
 
     def closings(self, due: Times) -> dict[str, pa.Array]:
-        """Find the row of this batch with which the closed time reaches each time in `due`.
+        """For each time in `due`, find the row of this batch with which the closed time reaches it.
 
         Returns the columns of the rows' positions, and the headers of their records.
         """

@@ -115,8 +115,8 @@ class ArrowSteps:
             for name, expression in layer.columns:
                 result = evaluate(expression, columns, count, self.functions)
                 new_columns[name] = _column(name, result, count)
-            # The array is exploded before the fallible expressions are computed, because they need
-            # a row for each element.
+            # Explode the array before computing the fallible expressions, which need a row for each
+            # element.
             if layer.explosion is not None:
                 columns, new_columns = _exploded(layer.explosion, columns, new_columns, count), {}
                 count = len(columns[layer.explosion.column.name])
@@ -229,7 +229,7 @@ def _errors(
     unusable = [(_is_not_finite(results), NOT_FINITE) for results in values]
     if keys is not None:
         unusable.append((too_long(keys), KEY_TOO_LONG))
-    # The errors are set in reverse order, so that a row's first error overwrites its later errors.
+    # Set the errors in reverse order: a row's first error must overwrite its later errors.
     for rows, text in reversed(unusable):
         if rows is not None:
             errors[rows] = text

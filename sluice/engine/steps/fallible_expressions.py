@@ -171,7 +171,7 @@ def _error_column(
 
 
 def _fallible_parts(fallible: FallibleExpression) -> list[tuple[Column, str]]:
-    """Return, for each part of the expression, a column and the error text of the part.
+    """Return a column and an error text for each part of the expression that can fail.
 
     The column is null where the part fails. sqlglot writes the SQL of the parts. Parts that Spark
     cannot parse or resolve in this SQL are left out.
@@ -189,8 +189,7 @@ def _cause(parts: Sequence[tuple[Column, str]]) -> Column:
     Parts within lambdas yield no text.
     """
     text: Column = F.lit(NO_RESULT)
-    # The loop goes from the last part to the first, so that the first part that fails gives the
-    # text.
+    # Go from the last part to the first: the first part that fails must give the text.
     for part, cause in reversed(parts):
         text = F.when(part.isNull(), F.lit(cause)).otherwise(text)
     return text
@@ -254,8 +253,8 @@ def _null_if_failing(sql: str) -> Column:
     Uses the JVM because SQL has no syntax for this.
     """
     jvm: Any = SparkContext._jvm
-    # The classes are looked up by whole names. For the attribute `org`, py4j would search all jars
-    # for a class `org`, then for a class `org.apache`, and so on.
+    # Look up the classes by their full names. With attributes, py4j would search all jars for a
+    # class `org`, then for a class `org.apache`, and so on.
     utils = getattr(jvm, "org.apache.spark.sql.classic.ExpressionUtils")
     try_eval = getattr(jvm, "org.apache.spark.sql.catalyst.expressions.TryEval")
     expression: Any = F.expr(sql)

@@ -58,7 +58,7 @@ def calls_of(job: Job) -> dict[str, PythonCall | BatchCall]:
 
 @dataclass(frozen=True)
 class _Calls:
-    """Base class of the calls of an author's function, for one value or for many values."""
+    """Base class of `PythonCall` and `BatchCall`, which call an author's function."""
 
     planned: PythonFunction
     step: str
@@ -105,8 +105,8 @@ class PythonCall(_Calls):
         # not call the function for a record that does not reach the step.
         if not passed:
             return None
-        # The function and the decoder are loaded outside of the `try`, because an error while
-        # loading them must not reject the record.
+        # Load the function and the decoder outside of the `try`: an error while loading them must
+        # not reject the record.
         function, decode = self.planned.function.value, self._decode
         try:
             return self._result(function, key, None if value is None else decode(value))
@@ -122,8 +122,8 @@ class PythonCall(_Calls):
                 if result is not None:
                     require_run(result)
                 return {}
-            # As in Python's `if`, any result counts as true or false, except a coroutine or a
-            # generator: it would count as true, although the author's code has not run.
+            # As in Python's `if`, any result counts as true or false. Coroutines and generators are
+            # rejected: they would count as true, although the author's code has not run.
             case "condition":
                 result = function(key, value)
                 if type(result) is not bool:
@@ -177,8 +177,8 @@ class BatchCall(_Calls):
 
         If the call fails, call the function with each half of the values, and so on.
         """
-        # The function is loaded outside of the `try`, because an error while loading it must not
-        # reject a record.
+        # Load the function outside of the `try`: an error while loading it must not reject a
+        # record.
         function = self.planned.function.value
         values = self._arguments(texts)
         try:

@@ -59,7 +59,7 @@ class Accumulator:
     needs_argument = True
     """Whether the result depends on the argument's values."""
     picks = False
-    """Whether the result is the value of one record, and depends on the order of the records."""
+    """Whether the function picks the value of one record, depending on the order of the records."""
 
     def __init__(self, kind: Any) -> None:
         self.kind = kind
