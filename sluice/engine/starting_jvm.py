@@ -1,4 +1,4 @@
-"""Connects PySpark to the JVM of a driver, whether the JVM or the driver was started first."""
+"""Connects PySpark to a driver's JVM, whether the JVM or the driver has started the other."""
 
 from __future__ import annotations
 

@@ -43,12 +43,13 @@ def rejects_record(error: BaseException) -> bool:
     A MemoryError ends the run, because it depends on the machine: the record may succeed when it is
     read again.
     """
-    # sys.exit() in a function must reject the record, not end the driver. Ctrl-C ends the driver.
+    # `sys.exit()` in a function must reject the record, not end the driver. Ctrl-C must end the
+    # driver.
     return isinstance(error, Exception | SystemExit) and not isinstance(error, MemoryError)
 
 
 def require_run(result: object) -> None:
-    """Raise TypeError for a coroutine or a generator: the author's code has not run."""
+    """Raise TypeError for a coroutine or a generator, because the author's code has not run yet."""
     if isinstance(result, Coroutine | Generator | AsyncGenerator):
         raise TypeError(f"the function returned a {type(result).__name__}, so its code did not run")
 
@@ -92,8 +93,8 @@ class Row(msgspec.Struct):
     READ on.
     """
     old: bool = False
-    """Whether this row has a table's old value. A table's change is up to two rows with the same
-    `time`, `before` and `after`: the old value, then the new value."""
+    """Whether this row has a table's old value. A table's change consists of one or two rows with
+    the same `time`, `before` and `after`: the old value, then the new value."""
     window: Bounds | None = None
     latest_of_sides: tuple[int, int] = (-1, -1)
     """In a join of two streams: their largest event times (left, right), including this row.
@@ -155,9 +156,9 @@ class Output(Receiver, Protocol):
 
         For a table, send the old value (`old=True`) before the new value or the tombstone.
 
-        Only an author's processor has outputs (`to`) other than the default. If stream time
-        advances and results of several keys become due, they are sent in the order of `rank`; its
-        default is the time at which the result was due.
+        `to`: only an author's processor has other outputs than the default. If stream time advances
+        and results of several keys become due, they are sent in the order of `rank`; its default is
+        the time at which the result was due.
         """
 
     def count(self, reason: str, number: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""Operators on rows with windowed keys: each key and window has a state of its own."""
+"""Operators on rows with windowed keys: each key and window has its own state."""
 
 from __future__ import annotations
 

@@ -38,7 +38,10 @@ _LOOKED_UP_AT_ONCE = 1_000
 
 
 class _Stateless(Operator[None]):
-    """Base class of `Call` and `Lookup`, which are stateless and send rows only with answers."""
+    """Base class of `Call` and `Lookup`, which are stateless.
+
+    A row is sent only with its answer.
+    """
 
     state_type: Any = None
 
@@ -55,8 +58,8 @@ class _Stateless(Operator[None]):
 class Call(_Stateless):
     """Replaces each value with the result of an author's function. A null value stays null.
 
-    The function takes key and value or, with `size`, a list of up to `size` values, and returns a
-    result per value.
+    The function takes key and value, and returns a result. With `size`, it takes a list of up to
+    `size` values, and returns a result for each.
     """
 
     def __init__(
@@ -153,7 +156,7 @@ missing."""
 class Lookup(_Stateless):
     """Joins each record with the table's row of its key: `{"left": value, "right": row}`.
 
-    The table is that of a database, or a store of another pipeline.
+    The table is in a database, or is a store of another pipeline.
 
     `Row.key` is the key to look up, and `Row.foreign` is the record's own key. `read` reads the
     table's rows of many keys.

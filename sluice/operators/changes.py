@@ -16,8 +16,7 @@ class Changes(Operator[LatestValue]):
 
     A row is identified by key and window.
 
-    The old value comes from the state, so that the tables before this step need not send old
-    values.
+    The old value comes from the state, so the tables before this step need not send old values.
     """
 
     state_type: Any = LatestValue

@@ -47,7 +47,7 @@ class LazyColumns(Mapping[str, T]):
 
 
 class BatchTimeline(Protocol):
-    """The stream time of an operator in a batch, for results that wait for it."""
+    """The stream time of an operator in a batch. Needed for results that wait for stream time."""
 
     closed_before: int
     """The stream time that all partitions had reached when the batch began."""
@@ -55,7 +55,7 @@ class BatchTimeline(Protocol):
     """The stream time that all partitions have reached when the batch ends."""
 
     def advances_until(self, due: Times) -> Times:
-        """Return, for each time in `due`, how many advances bring stream time to it."""
+        """Return, for each time in `due`, the number of advances until stream time reaches it."""
 
 
 @dataclass(frozen=True)
@@ -114,12 +114,12 @@ class KeyedRows:
         return replaced_values(self.columns, self.is_old) & ~of_last_rows
 
     def last_up_to(self, chosen: Mask) -> Indices:
-        """Return, for each row, its key's last chosen row up to this row, or -1."""
+        """Return, for each row, the last chosen row of its key up to this row, or -1."""
         last = np.maximum.accumulate(np.where(chosen, np.arange(len(self)), -1))
         return np.where(last >= self.starts[self.key_numbers], last, -1)
 
     def last_before(self, chosen: Mask) -> Indices:
-        """Return, for each row, its key's last chosen row before it, or -1."""
+        """Return, for each row, the last chosen row of its key before this row, or -1."""
         last = np.concatenate(
             ([-1], np.maximum.accumulate(np.where(chosen, np.arange(len(self)), -1))[:-1])
         )
@@ -130,7 +130,7 @@ class KeyedRows:
         return self.last_up_to(chosen)[self.starts[1:] - 1]
 
     def of_keys(self, chosen: Mask) -> tuple[KeyedRows, Indices]:
-        """Return the rows of the chosen keys, and the index that each of them has here."""
+        """Return the rows of the chosen keys, and the index here of each of these rows."""
         indices = np.flatnonzero(chosen[self.key_numbers])
         places = pa.array(indices)
         keys = [self.keys[number] for number in np.flatnonzero(chosen).tolist()]
@@ -158,7 +158,7 @@ class ReleasedResults:
     ranks: Times
     """The rank of each result (see `Output.emit`)."""
     numbers: Indices
-    """The number of each result among the results of its key that are due at the same time."""
+    """The number of each result among those of its key that are due at the same time."""
     times: Times
     values: pa.Array
     windows: tuple[Times, Times] | None = None
@@ -279,7 +279,10 @@ CHANGE_OF_ROW = ("sequence", "origin", "foreign")
 
 
 def replaced_values(columns: Mapping[str, pa.Array | pa.ChunkedArray], is_old: Mask) -> Mask:
-    """Return which old values the next row replaces: both rows are of one change of a table row."""
+    """Return a mask of the old values that the next row replaces.
+
+    The next row must belong to the same change of a table row.
+    """
     if not len(is_old):
         return is_old
     is_same = is_old[:-1] & ~is_old[1:]

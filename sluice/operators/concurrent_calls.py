@@ -38,7 +38,8 @@ class Calls:
         self._step = step
         self._is_async = is_async
         self._hanging: set[Thread] = set()
-        """Threads whose calls have run out of time. Python cannot end a thread."""
+        """The threads whose calls have run out of time, and still run: Python cannot end a
+        thread."""
 
     def all(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
         """Return the results of calls, in their order.
@@ -126,7 +127,7 @@ class Calls:
             else:
                 loop.call_soon_threadsafe(_settle, result, value, None)
 
-        # The call gets a thread of its own, a daemon: a pool's threads would keep the process from
+        # Make each call in its own daemon thread: a pool's threads would keep the process from
         # ending while a call hangs.
         thread = Thread(target=run, name="sluice-call", daemon=True)
         thread.start()
@@ -187,6 +188,6 @@ def _forget_event_loop() -> None:
     _loop, _lock = None, Lock()
 
 
-# A forked process, such as each Python process of a Spark executor, does not have the thread of the
-# event loop. So it forgets the event loop, and its first call starts a new one.
+# A forked process, such as each Python process of a Spark executor, lacks the event loop's thread.
+# So forget the event loop there; the first call starts a new one.
 os.register_at_fork(after_in_child=_forget_event_loop)

@@ -15,8 +15,8 @@ class Deduplicate(Operator[list[int]]):
     """A row's key is the id; the record's own key is in `foreign`. Records without an id pass.
 
     A record is a duplicate if a record with the same id and an event time at most `within_ms` away
-    has passed. The state holds the event times of passed records, each until stream time is more
-    than `within_ms` past it.
+    has passed. The state holds the event times of records that have passed. It forgets a time when
+    stream time is more than `within_ms` later.
     """
 
     within_ms: int

@@ -59,12 +59,12 @@ class EarlyResults(Suppress):
 
     @override
     def process(self, state: HeldResults, row: Row, out: Output) -> None:  # type: ignore[override]
-        """Hold the row's result back, and send the results that are due."""
+        """Hold back the row's result, and send the results that are due."""
         if row.key is None:
             out.count("null_key")
             return
-        # The old value of a result is the value that was sent last, so the aggregate's old value is
-        # not needed.
+        # The old value of a result is the value that was sent last, so skip the aggregate's old
+        # value.
         if row.old:
             return
         self.close(state, row.key, row.before, out)

@@ -1,4 +1,4 @@
-"""Encodes states as MessagePack and results as JSON, or raises an error if that is not exact."""
+"""Encodes states as MessagePack and results as JSON, exactly. Otherwise, raises an error."""
 
 from __future__ import annotations
 
@@ -82,7 +82,8 @@ def _refuse_infinite(value: Any, data: bytes) -> None:
 
 def require_key(key: str) -> None:
     """Raise ValueError for a key that is too long or has no UTF-8 encoding."""
-    # A character has at most four bytes in UTF-8, so most keys need not be encoded to be measured.
+    # A character has at most four bytes in UTF-8, so most keys are certainly short enough without
+    # encoding them.
     if len(key) * 4 > MOST_KEY_BYTES or not key.isascii():
         size = len(key.encode())
         if size > MOST_KEY_BYTES:
@@ -114,7 +115,7 @@ class Declared:
         else:
             self._plain = None
         self._decode = msgspec.json.Decoder(stored_type(kind) if self._is_known else Any).decode
-        # msgspec may leave out the defaults of a Struct, for example, but later steps read every
+        # Alone, msgspec may omit the defaults of a Struct, for example, but later steps read every
         # field.
         self._encode: Callable[[Any], bytes] = _encode_json
         if self._is_known and contract_values.needs_plain_data(kind):
@@ -175,7 +176,7 @@ class Declared:
         return self._encode(value).decode()
 
     def typed_json(self, value: Any) -> str:
-        """Like `json`, for a value that has been decoded as the type."""
+        """Like `json`, for a value that was decoded to the declared type."""
         if self.is_plain(value):
             return self.plain_text(value)
         if not self._is_known:
@@ -254,9 +255,9 @@ def _require_names(value: Any) -> None:
 
 
 def require_same(value: Any, decoded: Any, declare: str) -> None:
-    """Raise TypeError if a value without a declared type is decoded as another value.
+    """Raise TypeError if a value without a declared type is decoded to another value.
 
-    The error says what to `declare`. Without this check, the author's function would get a value
+    The error names what to `declare`. Without this check, the author's function would get a value
     such as a set or a Decimal within a batch, and another value, such as a list or a float, in the
     next batch. The only exception is a tuple, which may be decoded as a list.
     """
@@ -265,7 +266,7 @@ def require_same(value: Any, decoded: Any, declare: str) -> None:
 
 
 def _other_type(value: Any, decoded: Any) -> str | None:
-    """Return the type of the first part of the value that is decoded as another value.
+    """Return the type of the first part of the value that is decoded to another value.
 
     Return None if there is no such part.
     """

@@ -34,7 +34,7 @@ class Exact:
         return self._plus(other.mantissa, other.exponent)
 
     def _plus(self, mantissa: int, exponent: int) -> Exact:
-        # Shift the number with the larger exponent, so that the other number loses no bits.
+        # Shift the number with the larger exponent: the other number then loses no bits.
         if exponent >= self.exponent:
             return Exact(self.mantissa + (mantissa << (exponent - self.exponent)), self.exponent)
         return Exact((self.mantissa << (self.exponent - exponent)) + mantissa, exponent)

@@ -36,7 +36,7 @@ class WindowLateness:
     """When the windows of one definition are closed. Records are then late for them."""
 
     def __init__(self, window: AnyWindow) -> None:
-        # Sliding windows and sessions include their end, so they accept records for one millisecond
+        # Sliding windows and sessions include their end, so they accept records one millisecond
         # longer.
         includes_end = isinstance(window, SlidingWindow | SessionWindow)
         self.open_ms = window.open_ms + int(includes_end)
@@ -73,7 +73,7 @@ def closes_at(end: Any, open_ms: int) -> Any:
 
 
 def last_closed_end(stream_time: int, open_ms: int) -> int:
-    """Return the latest end of a closed window: the inverse of `closes_at`."""
+    """Return the latest end of a closed window. This is the inverse of `closes_at`."""
     return stream_time - open_ms
 
 
@@ -139,5 +139,5 @@ def forgotten_at(time: int, within_ms: int) -> int:
 
 
 def last_forgotten(stream_time: int, within_ms: int) -> int:
-    """Return the latest time of a record that has been forgotten: the inverse of `forgotten_at`."""
+    """Return the latest time of forgotten records. This is the inverse of `forgotten_at`."""
     return stream_time - within_ms - 1

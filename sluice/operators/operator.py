@@ -44,16 +44,13 @@ class WallTimer(Protocol):
 
 
 class Searches(Protocol):
-    """Results sent only when the operator looks for them (see `joins.stream_join.Watch`)."""
+    """Searches for results. They are sent only if a search finds them (see `joins.stream_join`)."""
 
     def looks_after(self, side: int) -> int:
         """Return the stream time after which a record of this side starts a search."""
 
     def look(self, stream_time: int) -> None:
-        """Look for the results of all keys that are due.
-
-        They are sent when their keys are closed.
-        """
+        """Search for the due results of all keys. They are sent when their keys are closed."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ class Releasing:
     by_clock: bool = False
     """Whether the results are due at a wall-clock time, rather than at a stream time."""
     searches: Searches | None = None
-    """Set if due results are only sent when the operator looks for them."""
+    """Given if due results are sent only when the operator searches for them."""
 
 
 @dataclass(frozen=True)
@@ -77,13 +74,13 @@ class BatchOfOperator:
     now: int
     """The batch's clock, epoch ms."""
     closed: int
-    """The stream time that all partitions have reached when the batch ends; -1 without a stream
-    time."""
+    """The stream time that all partitions have reached when the batch ends; -1 if there is no
+    stream time."""
     latest_of_sides: tuple[int, int]
     """See `Row.latest_of_sides`, but at the end of the batch."""
     is_one_task: bool
-    """Whether all keys have one stream time: the topics have one partition, like a task of Kafka
-    Streams."""
+    """Whether all keys have the same stream time, as in a Kafka Streams task. This is so if the
+    topics have one partition."""
     fires_after_record: bool
     """Whether timers fire only after all rows of a record, because a record may have several
     rows."""
@@ -98,8 +95,8 @@ class BatchOfOperator:
 class Operator(Generic[S]):
     """An operator. It changes a key's state in place.
 
-    A row with a null key gets a new state from `new_state`, which is not stored. The methods that
-    are implemented here are for operators that send results only for rows of their key.
+    For a row with a null key, `new_state` makes a state that is not stored. The methods that are
+    implemented here are for operators that send results only for rows of their key.
     """
 
     state_type: Any

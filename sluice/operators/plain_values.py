@@ -20,7 +20,7 @@ _TESTS = {
     # The difference is 0 unless the float is NaN or infinite: then, it is NaN.
     float: "type({0}) is float and {0} - {0} == 0",
     bool: "type({0}) is bool",
-    # A text of ASCII has no surrogates, which UTF-8 cannot encode.
+    # An ASCII text has no surrogates, which UTF-8 could not encode.
     str: f"type({{0}}) is str and len({{0}}) <= {LONGEST_NAME} and {{0}}.isascii()",
     NoneType: "{0} is None",
 }
@@ -48,7 +48,7 @@ def plain_check(kind: Any) -> Callable[[Any], bool]:
 def plain_copy(kind: Any) -> Callable[[Any], Any] | None:
     """Return a function that copies plain Structs of the type.
 
-    Return None for any other type, whose plain values cannot change.
+    Return None for any other type: its plain values are immutable.
     """
     if is_plain_struct(kind):
         copy: Callable[[Any], Any] = kind.__copy__

@@ -138,7 +138,8 @@ class KeyState(Protocol):
     """A processor's state for one key."""
 
     stores: Any
-    """A struct with a field for each store: entries by key, each with the time of its `put`."""
+    """A struct with a field for each store. The field has the entries by key, each with the time of
+    its `put`."""
     event: dict[str, Schedule]
     wall: dict[str, Schedule]
 
@@ -165,8 +166,8 @@ class Journal:
 
     def change(self, kept: dict[str, Any], name: str) -> None:
         """Log an entry or a timer before it is set or deleted."""
-        # Log the old value itself, not a copy, because entries and timers are replaced, never
-        # changed in place.
+        # Log the old value itself, not a copy: entries and timers are replaced, never changed in
+        # place.
         self._before.append((kept, name, kept.get(name)))
 
     def undo_changes(self) -> None:
@@ -405,8 +406,7 @@ class ContextBase:
         self.stream_time = -1
         """The largest event time seen so far, ms."""
         self.wall_clock = -1
-        """The time at which the batch began, epoch ms. A batch that is repeated has the same
-        time."""
+        """The time at which the batch began, epoch ms. A repeated batch has the same time."""
         self._time_before = -1
         """Stream time before the current record. In a timer, the time that the timer's clock has
         reached."""
@@ -488,7 +488,8 @@ class ContextBase:
         _require_time(f"every of timer {name!r}", every)
         if every < 0:
             raise ValueError(f"timer {name!r}: every={every} must be at least 0")
-        # A timer in the past would fire at a position before the record that sets it.
+        # Refuse a time in the past: the timer would fire at a position before the record that sets
+        # it.
         if clock == "event" and at < (now := min(self.time, self.stream_time)):
             raise ValueError(
                 f"timer {name!r}: {at} is before {now}, the current event time; give a time, not a "

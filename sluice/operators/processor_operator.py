@@ -94,7 +94,7 @@ class Process(Operator[KeyState]):
         self.reads_tables = bool(tables)
         self.fires_with_rows = self.sets_timers
         """Whether `process` fires event timers. If not, only `release` fires them, after all rows
-        that come from one record."""
+        of a record."""
         self._processor.init(self._context)  # type: ignore[arg-type]  # the class fits the processor
         self._is_keyed_by = is_keyed_by
         self._has_windowed_keys = has_windowed_keys
@@ -129,7 +129,7 @@ class Process(Operator[KeyState]):
         # Timers fire in the order of time, so timers that were due before the record fire first.
         if key is not None and state.event and self.fires_with_rows:
             self._fire(state, key, row.before, out)
-            # The timers have reset the headers, because the results of a timer have no headers.
+            # Firing timers has reset the headers, because the results of a timer have no headers.
             out.headers = row.headers
         context = self._context
         key_text = row.foreign if self._is_keyed_by else key
@@ -289,7 +289,7 @@ class Process(Operator[KeyState]):
         record or timer that set it.
         """
         for name, schedule in sorted(state.wall.items(), key=_by_time):
-            # A timer that has just fired may have set or cancelled this timer.
+            # A timer that has just fired may have replaced or cancelled this timer.
             if schedule.time > now or state.wall.get(name) is not schedule:
                 continue
             # As in Kafka Streams, a timer fires once for all periods that have passed.
@@ -407,8 +407,8 @@ class _Forwarded:
     """The results that a processor has forwarded for rows that it processes together."""
 
     cause = 0
-    """The cause of a row is needed only to set a timer, and a processor with timers gets its rows
-    one by one."""
+    """Never read: only setting a timer needs a row's cause, and a processor with timers gets its
+    rows one by one."""
 
     def __init__(self, *, has_windows: bool) -> None:
         self.headers: str | None = None

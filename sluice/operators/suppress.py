@@ -95,7 +95,7 @@ class Buffer(msgspec.Struct, array_like=True):
     def forget(self, horizon: int) -> None:
         """Remove the updates whose `since` is at most `horizon`.
 
-        These updates are due: `Suppress` sends them as soon as the engine closes their key.
+        These updates are due: `Suppress` sends them when the engine closes their keys.
         """
         while self.entries and self.entries[0][0] <= horizon:
             self.pop_oldest()
@@ -130,12 +130,12 @@ def released_windows(
     values: pa.Array,
     headers: pa.Array | None,
 ) -> ReleasedResults:
-    """Return the results of windows that close, given the number of each window's key.
+    """Return the results of windows that close. `numbers` are the numbers of the windows' keys.
 
     `headers` are None if each result gets the headers of the record that closes the window.
     """
-    # If the results are sorted by position, the driver sorts them faster. They are already sorted
-    # by key.
+    # Sort the results by position, because the driver then sorts them faster. They are already
+    # sorted by key.
     order = np.argsort(due, kind="stable")
     due, in_order, (starts, ends) = due[order], pa.array(order), windows
     if headers is not None:
@@ -204,7 +204,7 @@ class Suppress(Operator[Any]):
         return {}
 
     def process(self, state: WaitingUpdates, row: Row, out: Output) -> None:
-        """Hold the row's update back, and send the updates that are due."""
+        """Hold back the row's update, and send the updates that are due."""
         # Kafka Streams drops updates without a key.
         if row.key is None:
             out.count("null_key")
@@ -220,8 +220,8 @@ class Suppress(Operator[Any]):
         window = row.window or NO_WINDOW
         waiting = state.get(window)
         if waiting is None:
-            # The time limit starts with the first update that is held back;
-            # later updates do not prolong it.
+            # The time limit starts with the first held-back update. Later updates do not prolong
+            # it.
             if self.until_close and row.window:
                 since = row.window[1]
             else:
@@ -260,8 +260,7 @@ class Suppress(Operator[Any]):
         has_state = np.zeros(len(rows.keys), np.bool_)
         has_state[[number for number, _ in states.existing()]] = True
         is_kept = ~is_closed & self._must_keep(rows)
-        # A result that is sent, or a tombstone, replaces the result that an earlier batch has held
-        # back.
+        # A sent result, or a tombstone, replaces the result that an earlier batch has held back.
         self._hold(states, rows, np.flatnonzero(is_kept | has_state[rows.key_numbers]), is_kept)
         sent = np.flatnonzero(is_closed & rows.has_value)
         taken = pa.array(sent)
@@ -311,7 +310,7 @@ class Suppress(Operator[Any]):
 
     @override
     def keys_sent_early(self) -> Collection[str]:
-        # A step whose buffer is full sends its oldest updates, of any key, before they are due.
+        # If its buffer is full, a step sends its oldest updates, of any key, before they are due.
         return sorted(self.sent_early)
 
     def due(self, state: WaitingUpdates) -> int | None:

@@ -94,7 +94,7 @@ class ClosingWindows(Suppress):
         headers: Mapping[str, Mapping[Bounds, str]],
         until: int,
     ) -> ReleasedResults:
-        """Return the results of all windows of these keys that close until the stream time `until`.
+        """Return the results of all windows of these keys that close by the stream time `until`.
 
         `windows` are the aggregate's states, and `headers` the states of this step.
         """

@@ -48,7 +48,7 @@ def _widened_array(values: Value, of: str, to: str) -> Value:
         return values
     if to == "STRING":
         return _texts(values, of)
-    # A cast through text gives the nearest double, which a direct cast may miss.
+    # Cast through text: this gives the nearest double, which a direct cast may miss.
     if is_decimal(of) and to == "DOUBLE":
         return values.cast(pa.string()).cast(wanted)
     if is_integer(of) and is_decimal(to):
@@ -117,7 +117,7 @@ def _texts(values: pa.Array, of: str) -> pa.Array:
             return time_text(values)
         case "DATE":
             return date_text(values)
-    # Arrow would write small numbers with an exponent, so Python writes them.
+    # Arrow would write small numbers with an exponent, so write them in Python.
     if is_decimal(of) and precision_and_scale(of)[1] > PLAIN_SCALE:
         return map_present("{:f}".format, values)
     return values.cast(pa.string())
@@ -176,13 +176,13 @@ def format_times(values: pa.Array, pattern: str) -> pa.Array:
     )
     if _has_usual_years(values):
         return pc.strftime(seconds, _filled(pattern, _STRFTIME))
-    # Java gives a sign to years after 9999. `strftime` does not, so these times are formatted one
+    # Java writes a sign before years after 9999, but `strftime` does not. So format these times one
     # by one.
     return map_present(partial(_far_format, pattern=pattern), seconds.cast(pa.int64()))
 
 
 def _filled(pattern: str, parts: Mapping[str, str]) -> str:
-    """Return a format with `parts` in place of letters, without quotes around other text."""
+    """Fill in a format: replace its letters by `parts`, and remove the quotes around other text."""
     filled = ""
     for part in _PARTS.findall(pattern):
         filled += parts.get(part, part.strip("'"))
@@ -420,7 +420,7 @@ def _text_to_decimal(values: pa.Array, to: str) -> Result:
     # The fast method below reads only numbers with digits on both sides of the point.
     if precision == scale or not scale:
         return map_rows(read, [values], wanted, len(values))
-    # Arrow reads simple numbers at once; Python reads all others one by one.
+    # Arrow reads all simple numbers at once. Python reads the others one by one.
     is_simple = pc.fill_null(pc.match_substring_regex(values, simple), True)
     decimals = pc.if_else(is_simple, values, pa.scalar(None, pa.string())).cast(wanted)
     if pc.all(is_simple).as_py() is not False:
@@ -455,7 +455,7 @@ def _to_date(values: pa.Array, to: str) -> Result:
     if pc.all(pc.match_substring_regex(values, _ISO_DATE)).as_py() in (True, None):
         try:
             return Result(values.cast(pa.date32()))
-        # A text has the form of a date, but there is no such date, for example February 30.
+        # A text has the form of a date, but the date does not exist, such as February 30.
         except pa.ArrowInvalid:
             pass
     days = map_rows(_days, [values], pa.int32(), len(values))

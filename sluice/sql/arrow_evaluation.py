@@ -1,8 +1,8 @@
 """Evaluates typed expressions over Arrow arrays, with the same results and errors as Spark SQL.
 
 Each rule of `sql.rules` that Arrow can compute has its function here. The functions of IF, AND and
-the like also find the rows in which Spark would compute an argument, because an argument fails only
-in these rows.
+the like also find the rows in which Spark would compute an argument: an argument can fail only in
+these rows.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from sluice.values.sql_types import precision_and_scale, struct_fields
 
 Columns: TypeAlias = Mapping[str, Value]
 Functions: TypeAlias = Mapping[str, Callable[..., Any]]
-"""Name in SQL → an author's Python function, which takes the arguments of all rows as lists."""
+"""Name in SQL → an author's Python function. It takes each argument as a list of all rows."""
 Function: TypeAlias = Callable[[TypedExpression, list[Value], int], Result]
 
 
@@ -127,7 +127,7 @@ class _Evaluation:
         expression: TypedExpression,
         arguments: list[Result],
     ) -> Mask | None:
-        """Return the rows in which Spark would compute an argument that fails."""
+        """Return a mask of the rows in which Spark would compute an argument that fails."""
         order = "all"
         if expression.key in RULES:
             order = RULES[expression.key].order
@@ -159,7 +159,7 @@ def _column(evaluation: _Evaluation, expression: TypedExpression) -> Result:
     column, *path = (part.name for part in expression.node.parts)
     values = evaluation.columns[column]
     for name in path:
-        # The name is in a list, because Arrow would read a text such as `.a` as a path.
+        # Pass the name in a list, because Arrow would read a text such as `.a` as a path.
         values = pc.struct_field(values, [name])
     return Result(values)
 
@@ -222,7 +222,7 @@ def _value_where(
         value = evaluation.convert(true, kind)
         values = array_of(value.values, evaluation.count)
         return Result(values, any_of(condition.failed, value.failed))
-    # If the value has no parts to compute, selecting the rows saves nothing.
+    # If there is nothing to compute, selecting the rows saves nothing.
     if not true.parts:
         value = evaluation.convert(true, kind)
         return _choose(evaluation, condition, value, Result(pa.scalar(None, arrow_type(kind))))
@@ -245,7 +245,7 @@ def _case(evaluation: _Evaluation, expression: TypedExpression) -> Result:
         chosen = evaluation.convert(results[count], kind)
     else:
         chosen = Result(pa.scalar(None, arrow_type(kind)))
-    # Go from the last condition to the first, so that the first condition that is true decides.
+    # Go from the last condition to the first: the first condition that is true must decide.
     for condition, result in zip(reversed(conditions), reversed(results[:count]), strict=True):
         value = evaluation.convert(result, kind)
         chosen = _choose(evaluation, evaluation.result(condition), value, chosen)
@@ -254,7 +254,7 @@ def _case(evaluation: _Evaluation, expression: TypedExpression) -> Result:
 
 def _coalesce(evaluation: _Evaluation, expression: TypedExpression) -> Result:
     *earlier, chosen = evaluation.arguments(expression)
-    # Go from the last value to the first, so that the first value that is not null is chosen.
+    # Go from the last value to the first: the first value that is not null must be chosen.
     for argument in reversed(earlier):
         is_valid = Result(pc.is_valid(argument.values), argument.failed)
         chosen = _choose(evaluation, is_valid, Result(argument.values), chosen)
@@ -351,7 +351,7 @@ def _same(left: Value, right: Value) -> Value:
 
 
 def _extreme(is_better: Callable[[Value, Value], Value]) -> Function:
-    """Return the greatest or the least value, ignoring nulls; the first of equal values."""
+    """Return the greatest or the least value, or the first one of equal values. Ignores nulls."""
 
     def better(best: Value, value: Value) -> Value:
         replaces = pc.or_kleene(pc.is_null(best), pc.fill_null(is_better(value, best), False))
@@ -479,7 +479,7 @@ def _array_function(function: Callable[..., Value]) -> Function:
 
 
 def _array_and_value(function: Callable[[pa.Array, Value], Value]) -> Function:
-    """Return the `Function` of an array, and of a value that may be the same for all rows."""
+    """Return the `Function` of an array and another value, which may be the same for all rows."""
     return lambda expression, values, count: Result(function(array_of(values[0], count), values[1]))
 
 

@@ -37,7 +37,7 @@ def element(lists: pa.Array, index: Value, *, offset: int, tries: bool) -> Resul
     The first element has the index `offset`, which is 0 or 1.
 
     With offset 1, negative indices count from the end. A row fails if its list has no such element.
-    With `tries`, the element is null instead, but with offset 1, the index 0 still fails.
+    With `tries`, the element is null instead. But with offset 1, the index 0 still fails.
     """
     count = len(lists)
     is_known = valid_rows(lists, count) & valid_rows(index, count)
@@ -64,8 +64,7 @@ def entry(maps: pa.Array, key: Value) -> pa.Array:
     names, items = pairs.flatten().flatten()
     rows = _rows_of_elements(pairs)
     wanted = array_of(key, len(maps)).take(pa.array(rows))
-    # The places are assigned in reverse, so that the first place of a repeated key overwrites the
-    # later places.
+    # Assign the places in reverse: the first place of a repeated key must overwrite the later ones.
     matching = np.flatnonzero(mask_of(pc.equal(names, wanted), len(names)))[::-1]
     places = np.full(len(maps), -1)
     places[rows[matching]] = matching
@@ -98,9 +97,9 @@ def drop_nulls(lists: pa.Array) -> pa.Array:
 
 
 def contains(lists: pa.Array, value: Value) -> pa.Array:
-    """Return whether a list contains the value.
+    """Return whether each list contains the value.
 
-    Null if no element equals the value, but one is null.
+    Null if no element equals the value, but some element is null.
     """
     count, rows, elements = len(lists), _rows_of_elements(lists), lists.flatten()
     wanted = array_of(value, count)
@@ -120,13 +119,13 @@ def join_elements(lists: pa.Array, separator: Value) -> pa.Array:
 
 
 def _rows_of_elements(lists: pa.Array) -> Any:
-    """Return for each element of all lists the row of its list."""
+    """Return, for the elements of all lists, the row numbers of their lists."""
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
     return np.repeat(np.arange(len(lists)), lengths)
 
 
 def _lists(like: pa.Array, elements: pa.Array) -> pa.Array:
-    """Return lists of these elements, with the lengths of `like`, and null where it is null."""
+    """Build lists from these elements, with the lengths and nulls of `like`."""
     lengths = pc.fill_null(pc.list_value_length(like), 0).to_numpy(zero_copy_only=False)
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
     is_null: Mask = ~like.is_valid().to_numpy(zero_copy_only=False)

@@ -78,7 +78,7 @@ class Aliases:
         return cls(values.aliases, values.enum_defaults)
 
     def written(self, record: Record, kind: ObjectType, name: str) -> Field | None:
-        """Return the field of a writer's record from which a field of the contract is read."""
+        """Return the writer's field from which a field of the contract is read, if there is one."""
         fields = {each.name: each for each in record.fields}
         for each in (name, *self.by_field.get(f"{kind.cls.__name__}.{name}", ())):
             if each in fields:

@@ -90,7 +90,7 @@ def _bare(text: str) -> str:
 
 
 def _outer(path: str) -> str:
-    """Return the path of the object, list or member of a union that has a field, if any."""
+    """Return the path of the object, list or union member that contains a field, if any."""
     if path.endswith("[]"):
         return path.removesuffix("[]")
     if path.endswith(">"):

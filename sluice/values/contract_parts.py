@@ -137,7 +137,7 @@ def parts_collector(parts: Iterable[ContractPart]) -> Callable[[Any], list[Any]]
 
 
 def _source_of(part: ContractPart) -> str:
-    """Return Python source for the elements of a list: this part of `v`, as often as it occurs."""
+    """Return Python source for the elements of a list: all occurrences of this part in `v`."""
     if part.loops:
         return f"*[{part.item} for _ in (0,){part.loops}]"
     return part.item

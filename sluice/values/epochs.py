@@ -166,7 +166,7 @@ def field_of_time(event_time: str | EpochTime | None) -> str | None:
 
 @cache
 def _json_type(kind: Any) -> Any:
-    """Return the type of a value's JSON: `kind` with a number for each EpochMillis or the like."""
+    """Return the type of a value's JSON: `kind` with numbers in place of EpochMillis etc."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
         for mark in arguments[1:]:

@@ -13,7 +13,7 @@ ExpiryClock = Literal["event", "wall"]
 
 @dataclass(frozen=True)
 class Expiry:
-    """When a row expires: at an expression's time, or some time after its record's event time."""
+    """When a row expires: at an expression's time, or some time after the record's event time."""
 
     at: str | None
     """The author's expression; None if the rows have a time to live."""

@@ -55,7 +55,7 @@ def refuse_long_strings(text: bytes) -> None:
 
 
 def _long_parts(text: bytes) -> Iterator[tuple[int, int]]:
-    """Begin and end of each part between quotation marks that is longer than a name may be."""
+    """Yield the begin and end of each part between quotation marks that is too long for a name."""
     begin = 0
     # Jump to the farthest place where a short part could end, and search backwards, to read few
     # bytes.

@@ -165,7 +165,7 @@ _BASE64 = re.compile(r"[A-Za-z0-9+/\s]+={0,2}\s*")
 
 
 def _parse_descriptor(file: Any, text: str) -> None:
-    """Fill a descriptor from its serialized form, which some serializers register."""
+    """Fill a descriptor from its serialized form, in which some serializers register schemas."""
     from google.protobuf.message import DecodeError
 
     try:

@@ -68,7 +68,10 @@ class ShuffleTarget:
 
     @classmethod
     def of_failure(cls, number: int) -> Self:
-        """Return the target for a step's rejected rows, given the failure's number in the stage."""
+        """Return the target for a step's rejected rows.
+
+        `number` is the failure's number in the stage.
+        """
         name = f"failure{number}"
         return cls(REJECTED, None, name, f"{name}_key", f"{name}_value", None, (b"", b""))
 
@@ -191,7 +194,7 @@ class ShuffleTargets(RowsForTargets):
 
     @classmethod
     def of(cls, number: int, known: KnownTypes) -> tuple[Self, KnownTypes]:
-        """Return the targets after a stage, and the types with those of the edges to them.
+        """Return the targets after a stage, and the types including those of the edges to them.
 
         `known` has the types of the stage's results. Raises NeedsSparkError if Spark must compute
         the rows for the targets.

@@ -146,7 +146,7 @@ def _exploded(
     new_columns: Mapping[str, pa.Array],
     count: int,
 ) -> dict[str, pa.Array]:
-    """Return all columns with a row per element of the array, like Spark's `posexplode_outer`."""
+    """Return all columns with a row for each array element, like Spark's `posexplode_outer`."""
     lists = array_of(evaluate(explosion.array, columns, count).values, count)
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
     # An empty or missing array gives one row without an element, as in `posexplode_outer`.

@@ -113,7 +113,7 @@ class Accumulator:
 
 
 class InPlace(Accumulator):
-    """Changes its accumulator in place, since a copy may be large, and can undo the changes."""
+    """Changes its accumulator in place, because a copy may be large. Can undo the changes."""
 
     def __init__(self, kind: Any) -> None:
         super().__init__(kind)

@@ -87,13 +87,13 @@ class Function:
         kind: Any = self.argument
         if kind is None:
             kind = Any
-        # `msgspec.Raw` takes the JSON of any value, so it takes `null`, too.
+        # `msgspec.Raw` accepts the JSON of any value, including `null`.
         elif kind is not msgspec.Raw:
             kind = kind | None
         if not self.takes_pairs:
             return kind
-        # Each pair of types needs a Struct of its own, because msgspec decodes
-        # numbers as the types of the fields.
+        # Each pair of types needs its own Struct, because msgspec decodes numbers to the types of
+        # the fields.
         fields = [("x", kind), ("y", self.second | None)]  # type: ignore[operator]
         return msgspec.defstruct("TypedPair", fields, bases=(ArgumentPair,), frozen=True) | None
 
@@ -162,7 +162,7 @@ def _kind_of(function: Function) -> Any:
 
 
 def accumulator_of(function: Function) -> Accumulator:  # noqa: C901  (a case per function)
-    """Return the function's accumulator over a stream."""
+    """Return the function's accumulator over a stream, which need not subtract values."""
     name, parameters = function.name, function.parameters
     kind: Any = _kind_of(function)
     if name in _STATISTICS:

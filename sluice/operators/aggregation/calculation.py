@@ -53,7 +53,7 @@ class Calculation(Protocol):
     def read(self, value: str | None) -> Any:
         """Decode a row's value (JSON text or None) for one call of `add` or `subtract`.
 
-        Each call gets a value of its own, because an author's function may change its arguments.
+        Each call gets its own copy, because an author's function may change its arguments.
         """
 
     def rejected(self, value: str | None) -> str | None:
@@ -108,7 +108,7 @@ class Functions:
     """SQL aggregate functions. A row's value is the JSON array of the functions' arguments.
 
     The calculation's result is an array of the functions' results, or an object if `fields` names
-    the results. If `scalar` is set, there is one function, and the result is this function's
+    the results. If `scalar`, there is only one function, and its result is the calculation's
     result.
     """
 
@@ -190,8 +190,8 @@ class Functions:
                 texts[at] = _text_or_none(argument)
             elif argument is not None:
                 texts[at] = ArgumentPair(_text_or_none(argument.x), argument.y)
-        # Two maps with the same entries in different orders are one value, so they must become one
-        # text.
+        # Two maps with the same entries in different orders are equal, so they must become equal
+        # texts.
         for at in self._map_arguments:
             if texts[at] is None:
                 texts[at] = None
@@ -356,7 +356,7 @@ class Custom:
         if aggregate is None:
             if self._initializer is None:
                 return self._checked(value)
-            # The author's function has removed the aggregate, so a new one begins.
+            # The author's function has removed the aggregate, so begin a new one.
             aggregate = self.new_aggregate()
         self._remember(aggregate)
         return self._checked(self._adder(key, aggregate, value))
@@ -388,7 +388,7 @@ class Custom:
                         results.append(declared.plain_text(aggregate))
                     continue
                 aggregate = self._checked(aggregate)
-            # Without `results`, the result is computed only for the errors that it may raise.
+            # Even without `results`, compute the result, because this may raise an error.
             result = self.result(aggregate)
             if results is not None:
                 results.append(result)
@@ -443,13 +443,13 @@ class Custom:
         return self._decode_kept(before)
 
     def _remember(self, aggregate: Any) -> None:
-        # An undo needs only the encoding from before the first change. An immutable aggregate
-        # cannot change.
+        # Undoing needs only the encoding from before the first change. Immutable aggregates cannot
+        # change.
         if type(aggregate) not in IMMUTABLE and id(aggregate) not in self._before:
             self._before[id(aggregate)] = encode_state(aggregate)
 
     def _checked(self, aggregate: Any) -> Any:
-        """Return the aggregate as it would be decoded in the next batch.
+        """Return the aggregate in the form that it would have in the next batch, after decoding.
 
         Raises an error if the aggregate is not of the declared type.
         """
@@ -474,7 +474,7 @@ _WITHOUT_INTEGERS = IMMUTABLE - {int}
 
 
 def _plain_aggregates(declared: Declared) -> Callable[[Any], bool]:
-    """Return `Declared.is_plain`, except that None, which is not an aggregate, is never plain."""
+    """Return `Declared.is_plain`, but never true for None, which is not an aggregate."""
     is_plain = declared.is_plain
     if is_plain(None):
         return lambda value: value is not None and is_plain(value)
@@ -548,7 +548,7 @@ class Cogrouped(Custom):
 
     @override
     def rejected(self, value: str | None) -> str | None:
-        """Return the value without the number of its stream, which the author does not know."""
+        """Return the value without its stream's number, because authors do not know this number."""
         if value is None:
             return None
         return bytes(_decode_numbered(value)[1]).decode()

@@ -38,7 +38,7 @@ from sluice.values.calendar_windows import CalendarWindow
 from sluice.values.windows import AnyWindow, SessionWindow, SlidingWindow, TimeWindow, Window
 
 FEWEST_ROWS = 100
-"""Fewer rows than this are aggregated faster one by one."""
+"""Fewer rows than this are aggregated one by one, because this is faster."""
 
 Windows = dict[Any, tuple[int, Any]]
 """The state of a key: window → the time of the window's aggregate, and the aggregate."""
@@ -233,7 +233,7 @@ def last_results_of_keys(
         return Results(NO_ROWS, pa.array([], pa.string()), NO_ROWS, dropped=dropped)
     keys = rows.key_numbers[given]
     first = np.flatnonzero(np.diff(keys, prepend=-1))
-    # All records of a key count as one window, whose bounds do not matter.
+    # Treat all records of a key as one window, whose bounds do not matter.
     bounds = np.zeros(len(first), np.int64)
     windows = WindowRanges(keys[first], bounds, bounds, first, np.append(first[1:], len(given)))
     held = HeldWindows.of(states)

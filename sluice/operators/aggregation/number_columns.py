@@ -21,7 +21,7 @@ _LARGEST_DOUBLE_SUM = 1e300
 these doubles fits a double."""
 _DOUBLE_BITS = 53
 _WIDEST = 200
-"""The exponents of a batch's doubles may differ by at most this many bits, so that sums have few
+"""The exponents of a batch's doubles may differ by at most this many bits. Sums then have few
 digits."""
 
 
@@ -86,8 +86,8 @@ def decimal_column(column: Sequence[Decimal | None]) -> NumberColumn:
 def double_column(column: Sequence[float | None]) -> tuple[NumberColumn, int]:
     """Return doubles as integers of any size, and the exponent of 2 that is their unit.
 
-    Raises NumbersTooLargeError if their sum may be larger than any double, or if they differ very
-    much in size.
+    Raises NumbersTooLargeError if their sum may be larger than any double, or if their sizes differ
+    too much.
     """
     doubles = np.array([value or 0.0 for value in column], np.float64)
     with np.errstate(over="ignore"):
@@ -107,7 +107,7 @@ def double_column(column: Sequence[float | None]) -> tuple[NumberColumn, int]:
 
 @dataclass(frozen=True)
 class WindowNumbers:
-    """A number for each window, in units of 10 to the power `exponent`."""
+    """A number for each window, as integers in units of 10 to the power `exponent`."""
 
     counts: Integers
     """The number of values of each window. The result of a window without values is null."""

@@ -42,7 +42,7 @@ class SessionAggregate(WindowAggregation):
     def _add_row(self, state: Windows, row: Row, out: Output) -> None:
         """Merge the row and all sessions near it into one session, and send the changes."""
         key = row.key
-        # Kafka Streams drops records without a key, but aggregates records without a value.
+        # As in Kafka Streams, drop records without a key, but aggregate records without a value.
         if key is None:
             out.count("null_key")
             return
@@ -57,7 +57,7 @@ class SessionAggregate(WindowAggregation):
             out.count("late")
             out.send_late()
             return
-        # Results of sessions have no headers in Kafka Streams.
+        # As in Kafka Streams, results of sessions have no headers.
         out.headers = None
         # As in Kafka Streams, a session that gets a record is deleted and sent again, even if the
         # record does not change the session's bounds. If all its records have the same time, the
@@ -84,7 +84,10 @@ class SessionAggregate(WindowAggregation):
         out.emit(key, self.calculation.result(aggregate), end, window=(start, end))
 
     def _sessions_near(self, state: Windows, row: Row) -> list[int]:
-        """Return the starts of unforgotten sessions at most a gap away from the row, in order."""
+        """Return the starts of sessions at most a gap away from the row, in order.
+
+        Leaves out forgotten sessions.
+        """
         # Which closed sessions the state still contains depends on where batches end, so forgotten
         # sessions are skipped. With cogrouped streams, each stream makes the others forget
         # sessions: a record of a stream that is far behind cannot join a session that a stream

@@ -74,8 +74,8 @@ class Distinct(msgspec.Struct, array_like=True):
 
     def merge(self, other: Distinct) -> Distinct:
         """Return a sketch of the distinct values of both sketches."""
-        # One sketch may still have hashes when the other already has registers. Then `_fill` adds
-        # the hashes to the registers.
+        # If one sketch still has hashes and the other already has registers, `_fill` adds the
+        # hashes to the registers.
         merged = Distinct(self.hashes | other.hashes, bytearray(self.registers or other.registers))
         if self.registers and other.registers:
             merged.registers = bytearray(map(max, self.registers, other.registers))
@@ -92,7 +92,7 @@ _RANKS = 64 - _BITS
 
 def hash_of(value: Any) -> int:
     """Return a hash of 64 bits. Equal numbers have equal hashes."""
-    # This turns -0.0 into 0.0: the two numbers are equal, so they need the same hash.
+    # Turn -0.0 into 0.0: the two numbers are equal, so they need the same hash.
     if isinstance(value, float):
         value += 0.0
     if isinstance(value, Decimal):
@@ -217,7 +217,7 @@ class Histogram(msgspec.Struct, Generic[T], array_like=True):
                 value = round(middle)
             else:
                 value = middle
-        # The middle of the first or last bin may lie beyond the numbers that were seen.
+        # The middle of the first or last bin may lie beyond all counted numbers.
         return min(max(value, least), most)
 
 

@@ -133,7 +133,7 @@ def _large(number: int) -> Large:
 
 
 class Sum(Accumulator):
-    """The exact sum of integers, and their count, because the sum of no values is null."""
+    """The exact sum of integers, with their count, because the sum of no values is null."""
 
     takes_columns = True
 
@@ -357,7 +357,7 @@ class DecimalAverage(DecimalSum):
 def _in_digits(calculate: Callable[..., Decimal], *numbers: Decimal) -> Decimal:
     """Return the result of a calculation.
 
-    Raises OverflowError if it has more digits than Spark's decimals.
+    Raises OverflowError if the result has more digits than Spark's decimals.
     """
     try:
         return calculate(*numbers)

@@ -17,7 +17,7 @@ from sluice.operators.aggregation.accumulators import CollectList, ValueCounts
 
 
 class ExtremeOfRows(ValueCounts):
-    """The minimum or maximum of the rows' values: `choose` is `min` or `max`."""
+    """The minimum or maximum of the rows' values. `choose` is `min` or `max`."""
 
     def __init__(self, argument: Any, choose: Callable[..., Any]) -> None:
         super().__init__(argument)

@@ -60,7 +60,7 @@ def _periods_at(window: CalendarWindow, times: Times) -> Times:
     ordered, positions = np.unique(times, return_inverse=True)
     periods = np.empty(len(ordered), np.int64)
     begin = 0
-    # Each round takes all times of one period, because a batch has few periods and many times.
+    # Each round processes all times of one period, because a batch has few periods but many times.
     while begin < len(ordered):
         period = window.period_at(int(ordered[begin]))
         end = int(np.searchsorted(ordered, window.start_of(period + 1)))

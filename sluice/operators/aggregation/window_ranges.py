@@ -28,7 +28,7 @@ _MOST_WINDOWS = 20_000_000
 
 
 class TooManyWindowsError(Exception):
-    """There are too many windows for one array, or their places (see `Line`) do not fit 64 bits.
+    """There are too many windows for one array, or places (see `Line`) do not fit 64 bits.
 
     The operators can process the records one by one.
     """
@@ -81,7 +81,7 @@ class WindowRanges:
         return len(self.keys)
 
     def tuples(self) -> Iterator[tuple[int, int, int, int]]:
-        """Return the number of the key, the start, `first` and `behind` of each window."""
+        """Yield each window's key number, start, `first` and `behind`."""
         keys, starts = self.keys.tolist(), self.starts.tolist()
         return zip(keys, starts, self.first.tolist(), self.behind.tolist(), strict=True)
 
@@ -96,7 +96,7 @@ class WindowRanges:
 
 
 def reach_of(window: SpreadWindow) -> int:
-    """Return how far apart two neighbours may be, in ms.
+    """Return the largest distance between two neighbours, in ms.
 
     Two records of a key are neighbours if they can share a window, or if the windows of one record
     depend on the other record.
@@ -215,7 +215,7 @@ def _first_starts(window: Window, times: Integers) -> Integers:
 
 
 def _sliding_windows(window: SlidingWindow, line: Line, places: Integers) -> WindowRanges:
-    """Return the window that ends at each record, and the window right after the record.
+    """Return, for each record, the window that ends at it, and the window right after it.
 
     Windows without records are left out.
     """

@@ -92,11 +92,11 @@ class TableJoin(Operator[TablePair]):
         self.sends_old_values = sends_old_values
         self.filtered = filtered
         self._ahead: dict[tuple[str, int], tuple[str | None, int]] = {}
-        """Key and side → value and time of a change that came early, with AHEAD, and has not come
-        again as LEFT or RIGHT."""
+        """Key and side → value and time of a change that arrived early, with AHEAD, and has not yet
+        arrived again as LEFT or RIGHT."""
         self._sent_ahead: dict[str, str | None] = {}
-        """Key → the last result, if it was computed with a change in `_ahead`, which is not in the
-        state yet."""
+        """Key → the last result, if it was computed with a change in `_ahead`. The state does not
+        contain this change yet."""
 
     def new_state(self) -> TablePair:
         return TablePair()
@@ -120,7 +120,7 @@ class TableJoin(Operator[TablePair]):
         # nothing to the join.
         replaced = state.right if row.side == RIGHT else state.left
         if row.value is None and replaced is None and self.filtered[row.side]:
-            # A result that was computed with this change is now the state's result, too.
+            # The state now contains this change, so its result is the one that was sent.
             self._sent_ahead.pop(row.key, None)
             return
         if row.key in self._sent_ahead:
@@ -196,7 +196,7 @@ class TableJoin(Operator[TablePair]):
     def _pair_in_stores(self, state: TablePair, row: Row) -> TablePair:
         """Return the values that the stores of both sides contain in Kafka Streams.
 
-        The other side's store already contains a change that this join has got early, with AHEAD.
+        The other side's store already contains a change that this join got early, with AHEAD.
         """
         assert row.key is not None
         other = LEFT if row.side == RIGHT else RIGHT
@@ -298,7 +298,7 @@ class _SideOfRows:
 
 
 def _where(chosen: Mask, values: pa.Array) -> pa.Array:
-    """Return the chosen values, and null in place of the others."""
+    """Return the values, with null in place of those that are not chosen."""
     return pc.if_else(pa.array(chosen), values, None)
 
 

@@ -50,7 +50,7 @@ class ForeignKeyJoin(Operator[Referred]):
         elif row.old:
             state.left.pop(row.foreign, None)
             # In an inner join, Kafka Streams sends a tombstone for a left row that is deleted or
-            # loses its foreign key, even if there is no right row, so some tombstones delete
+            # loses its foreign key, even if there is no right row. Some tombstones therefore delete
             # nothing. In a left join, `_process_left` sends the new result or the tombstone.
             if (
                 row.value is not None
@@ -101,8 +101,8 @@ class ForeignKeyJoin(Operator[Referred]):
             out.count("null_key")
             return
         result = self._result(row.value, state.right)
-        # Without a right row, a tombstone deletes the result that the left row may have had with
-        # its old foreign key.
+        # If there is no right row, a tombstone deletes the result that the left row may have had
+        # with its old foreign key.
         if result is not None or row.side == MOVED:
             out.emit(key, result, max(row.time, state.right_time))
 

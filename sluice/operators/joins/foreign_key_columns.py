@@ -69,8 +69,8 @@ class _LeftRows:
 class _LeftChanges:
     """The changes of the left rows of all foreign keys, sorted by foreign key, own key and order.
 
-    A left row that is in a state counts as added by the row before the first row of its foreign
-    key.
+    For a left row that is already in a state, the adding row is the index before its foreign key's
+    first row.
     """
 
     keys: Indices
@@ -205,7 +205,7 @@ def join_columns(
 def _results_of_left(
     rows: KeyedRows, before: _RightBefore, is_left: Mask, had_right: Mask, *, is_left_join: bool
 ) -> Results:
-    """Return the results that changes of left rows send."""
+    """Return the results of the changes of left rows."""
     has_result = is_left & ~rows.is_old & rows.has_value & (had_right | is_left_join)
     is_moved = is_left & (rows.sides == MOVED)
     # In a left join, a deleted left row's new value sends the tombstone. In an inner join, the old

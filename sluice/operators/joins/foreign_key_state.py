@@ -11,7 +11,7 @@ class Referred(msgspec.Struct, array_like=True):
     right: str | None = None
     right_time: int = -1
     left: dict[str, str] = {}
-    """Key of a row of the left table → its value, in the order in which the rows were changed."""
+    """Key of a row of the left table → its value, in the order of the rows' last changes."""
 
     def put_left(self, key: str, value: str) -> None:
         """Add or replace a row of the left table."""

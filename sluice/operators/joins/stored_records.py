@@ -37,7 +37,7 @@ class RecordWithHeaders(StoredRecord, array_like=True):
     """A record of a join that keeps headers."""
 
     headers: str | None = None
-    """The headers that the record has if it is sent unmatched, as JSON."""
+    """The headers for the record if it is sent unmatched, as JSON."""
 
 
 class SideWithHeaders(Side, array_like=True):

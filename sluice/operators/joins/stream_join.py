@@ -31,7 +31,8 @@ from sluice.support.arrays import Mask
 from sluice.values.windows import JoinWindow
 
 FEWEST_ROWS = 100
-"""Fewer rows than this are joined faster one by one, if the join sends unmatched records."""
+"""If the join sends unmatched records, fewer rows than this are joined one by one, because this is
+faster."""
 _TIME = attrgetter("time")
 
 
@@ -67,9 +68,9 @@ class UnmatchedSearch(msgspec.Struct, array_like=True):
     def _next_look(self) -> int:
         """Return the new `since`, if both sides still have waiting records.
 
-        As in Kafka Streams, whose search stops here, this is the time of the first record that
-        follows the earliest record of each side. Of records with the same time, those of the right
-        side come first.
+        As in Kafka Streams, whose search stops there, it is the time of the first record after the
+        earliest record of each side. Of records with the same time, those of the right side come
+        first.
         """
         left, right = self.waiting
         if left[0] >= right[0]:
@@ -115,7 +116,7 @@ class StreamJoin(Operator[Sides]):
         self.lateness = JoinLateness(window)
         self.shared: UnmatchedSearch | None = None
         self._passed = -1, -1
-        """For each side, the stream time that has been passed for all keys when the batch ends."""
+        """For each side, the stream time that all keys have passed by the end of the batch."""
 
     @override
     def begin_batch(self, batch: BatchOfOperator) -> None:
@@ -136,7 +137,7 @@ class StreamJoin(Operator[Sides]):
 
     @override
     def sent_until(self, stream_time: int) -> int:
-        # As in Kafka Streams, a record that is already due waits for the next search.
+        # As in Kafka Streams, a record that is already due may have to wait for the next search.
         if self.shared is None:
             return stream_time
         return min(stream_time, self.shared.looked)
@@ -159,13 +160,13 @@ class StreamJoin(Operator[Sides]):
         return Sides(Side(), Side())
 
     def process(self, state: Sides, row: Row, out: Output) -> None:
-        # Kafka Streams drops stream records without a value.
+        # As in Kafka Streams, drop stream records without a value.
         if row.value is None:
             out.count("null_key" if row.key is None else "null_value")
             return
         if row.key is None:
-            # A record without a key matches nothing. Kafka Streams sends
-            # it at once if its side is outer.
+            # A record without a key matches nothing. As in Kafka Streams, send it at once if its
+            # side is outer.
             if self.outer[row.side]:
                 out.emit(None, self._unmatched(row.side, row.value), row.time)
             else:
@@ -260,9 +261,9 @@ class StreamJoin(Operator[Sides]):
         return replace(joined.results, released=joined.released)
 
     def _keep_unexpired(self, states: KeyStates[Sides], rows: KeyedRows) -> None:
-        """Store the rows' records unless they can no longer be matched after their key's last row.
+        """Store the rows' records that can still be matched after their key's last row.
 
-        Forget stored records that can no longer be matched, too.
+        Forget all stored records that can no longer be matched.
         """
         last = rows.last_of_keys(rows.has_value)
         left, right = rows.stream_times["left"], rows.stream_times["right"]
@@ -358,7 +359,7 @@ class StreamJoin(Operator[Sides]):
         """Send the records that no longer wait for a match, by time, the right side first."""
         due: list[tuple[int, int, StoredRecord]] = []
         if self.shared is not None:
-            # Between two searches, Kafka Streams sends nothing, even if a record is due.
+            # As in Kafka Streams, send nothing between two searches, even if a record is due.
             stream_time = min(stream_time, self.shared.looked)
         for number, side in enumerate((state.left, state.right)):
             last = self.lateness.last_unmatched(number, stream_time)
@@ -429,9 +430,9 @@ class StreamJoin(Operator[Sides]):
         latest_of_sides: tuple[int, int] = (-1, -1),
     ) -> None:
         self._send_unmatched(state, key, closed, out)
-        # The engine selects the keys to close by `closed` alone. If a later time counted here, only
-        # the selected keys would forget records up to that time, so the results would depend on the
-        # selection.
+        # The engine selects the keys to close by `closed` alone. If a later time were used here,
+        # only the selected keys would forget records up to that time, and results would depend on
+        # the selection.
         left, right = latest_of_sides
         self._forget_expired(state, (min(left, closed), min(right, closed)))
 

@@ -1,7 +1,7 @@
 """Finds all matching pairs of an inner join of two streams at once, with a sorted merge.
 
-Both sides are sorted by key and time, so that the matches of a record of the left side follow each
-other. As in `StreamJoin.process`, the later record of a pair causes the result.
+Both sides are sorted by key and time. The matches of a left record are then adjacent. As in
+`StreamJoin.process`, the later record of a pair causes the result.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class MatchingPairs:
         left, right = pairs
         of_right = records.order[right] > records.order[left]
         cause, other = np.where(of_right, right, left), np.where(of_right, left, right)
-        # A pair of two records in states was sent in an earlier batch. It gets the row -1, and is
-        # left out below.
+        # If both records come from states, the pair was sent in an earlier batch. Such a pair gets
+        # the row -1, and is left out below.
         row = records.order[cause].clip(-1)
         left_time = rows.stream_times["left"][row]
         right_time = rows.stream_times["right"][row]
@@ -150,7 +150,7 @@ def unexpired_rows(lateness: JoinLateness, rows: KeyedRows, passed: tuple[int, i
 def last_expired_of_sides(
     lateness: JoinLateness, sides: npt.NDArray[np.integer[Any]], left: Times, right: Times
 ) -> Times:
-    """Return, for records of both sides, the latest time of a record that can no longer be matched.
+    """Return, for each record's side, the latest time of a record that can no longer be matched.
 
     `left` and `right`: the largest times of the left and of the right stream.
     """

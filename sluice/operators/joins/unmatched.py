@@ -180,8 +180,8 @@ class _Departures:
         is_matched[matches.other[~is_late]] = True
         is_matched[matches.cause[~is_late]] = True
         is_match = ~is_late
-        # Whether a record has been sent depends on earlier matches, and the matches are sorted by
-        # their causes.
+        # Whether a record has been sent depends on earlier matches. The matches are sorted by their
+        # causes, so this order works.
         late = np.flatnonzero(is_late)
         for place, cause, other in zip(late, matches.cause[late], matches.other[late], strict=True):
             if is_matched[other]:
@@ -259,7 +259,8 @@ def _results(
     # A row first sends the records that were due before it, then those that are due with it.
     is_due_with_row = outcomes.due[by_row] > rows.stream_times["before"][outcomes.sender[by_row]]
     turns = np.concatenate((is_due_with_row.astype(np.intp), np.full(len(causes) - len(by_row), 2)))
-    # Records are sent unmatched by time, the right side first. The matches are in order.
+    # Sort the unmatched records of a row by time, the right side first. The matches are already
+    # sorted.
     own = np.zeros(len(causes) - len(by_row), np.int64)
     times_of_due = np.concatenate((records.times[by_row], own))
     sides_of_due = np.concatenate((records.sides[by_row], own))
@@ -309,7 +310,7 @@ def can_match(
 ) -> Mask:
     """Return a mask of the records that can still be matched after the batch.
 
-    `passed`: for each side, the stream time that has been passed for all keys when the batch ends.
+    `passed`: for each side, the stream time that all keys have passed by the end of the batch.
     """
     last = rows.last_of_keys(rows.has_value)
     latest: list[Times] = []

@@ -60,8 +60,8 @@ class VersionedJoin(Operator[Versions]):
                 out.count("null_key")
             elif not row.old:
                 self._add_version(state.versions, (row.time, row.value), table_time)
-        # As in other joins with a table, stream records without a value are dropped, and records
-        # without a key match nothing.
+        # As in other joins with a table, drop stream records without a value. Records without a key
+        # match nothing.
         elif row.value is None or (row.key is None and self.how == "inner"):
             out.count("null_value" if row.key is not None else "null_key")
         elif (
@@ -114,7 +114,8 @@ class VersionedJoin(Operator[Versions]):
             versions[at] = version
         else:
             versions.insert(at, version)
-        # Keep the last version that began before the history: it is valid when the history begins.
+        # Keep the last version from before the history, because it is valid when the history
+        # begins.
         first = (
             bisect_right(versions, last_forgotten(table_time, self.history_ms) + 1, key=_start_of)
             - 1
