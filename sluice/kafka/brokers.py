@@ -1,4 +1,4 @@
-"""Settings of Kafka clients, and errors of brokers, without logging every failed attempt."""
+"""Settings of Kafka clients, and errors of brokers. Clients do not log every failed attempt."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ it, and a duration after it."""
 def quiet(kafka: Mapping[str, str]) -> dict[str, Any]:
     """Return the settings for a client.
 
-    Leaves out the settings in `CHOSEN_BY_CLIENT`: the caller adds its own. Clients log only
-    critical messages; the caller gets other errors as exceptions.
+    Leaves out the settings in `CHOSEN_BY_CLIENT`, because the caller adds its own. Clients log only
+    critical messages. The caller gets other errors as exceptions.
     """
     return {
         "log_level": _CRITICAL,
@@ -175,13 +175,13 @@ def broker_errors(kafka: Mapping[str, str]) -> Iterator[None]:
 
 
 def silent_admin(kafka: Mapping[str, str]) -> AdminClient:
-    """Return a client that does not log connection errors: its caller reports failed requests."""
+    """Return a client that does not log connection errors. Its caller reports failed requests."""
     with configuration_errors(kafka):
         return AdminClient(quiet(kafka) | {"error_cb": lambda _: None})
 
 
 def without_token(kafka: Mapping[str, str]) -> BrokersUnreachable | None:
-    """Return the error for clients that get no token to log in with.
+    """Return the error that explains why clients get no token to log in with.
 
     Returns None if they get tokens, or need none. May wait some seconds for an OAuth endpoint.
     """

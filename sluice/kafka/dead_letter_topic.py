@@ -221,7 +221,7 @@ class MatchingLetters:
         return self.markers.get((letter.partition, letter.offset))
 
     def has_failed_again(self, letter: DeadLetter) -> bool:
-        """Return whether the record was re-driven, and has become a dead letter again."""
+        """Return whether the record was re-driven and has then become a dead letter again."""
         marker = self.marker(letter)
         return (
             marker is not None
@@ -274,7 +274,7 @@ def find_dead_letters(
         matches.reasons[letter.reason] += 1
         matches.add_to_group(letter)
         matches.letters.append(letter.with_most(most_bytes))
-        # A search through millions of dead letters must not keep all of them in memory.
+        # Drop older dead letters: a search through millions must not keep all of them in memory.
         if len(matches.letters) > 2 * limit:
             matches.letters = _newest(matches.letters, limit)
         if time.monotonic() > until:
@@ -357,7 +357,8 @@ def with_histories(
 
 def _separate_headers(headers: Headers) -> tuple[Headers, dict[str, str]]:
     """Return the headers of a dead letter: the rejected record's own, and Sluice's as text."""
-    # The rejected record may also have a header with the name `FIRST`. The last one is Sluice's.
+    # The rejected record may also have a header with the name `FIRST`. The last such header is
+    # Sluice's.
     first = max(
         (number for number, (name, _) in enumerate(headers) if name == FIRST), default=len(headers)
     )

@@ -20,7 +20,7 @@ _KINDS = {
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "transactional-id",
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "cluster",
 }
-"""The code of an error → the kind of the resource, as in options of `kafka-acls.sh`."""
+"""Error code → the kind of the resource, as in the options of `kafka-acls.sh`."""
 _UNKNOWN = "(unknown)"
 
 
@@ -102,8 +102,8 @@ def denied_on(
 ) -> list[Operation]:
     """List the needed operations that the broker denies. `needed`: topic → its operations.
 
-    The topics must have been described with their operations. A broker that does not say which
-    operations it allows is assumed to allow all.
+    The topics must have been described with their operations. If a broker does not list the allowed
+    operations, this assumes that all are allowed.
     """
     denied: list[Operation] = []
     for topic, description in described.items():

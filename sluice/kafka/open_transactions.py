@@ -33,7 +33,7 @@ class HeldPartitions:
         for topic, ends in lag.held_ends.items():
             for partition, offset in ends.items():
                 seen = self._seen.get((topic, partition))
-                # Another offset means another transaction: the earlier transaction has ended.
+                # If the offset differs, this is another transaction: the earlier one has ended.
                 if seen is None or seen[0] != offset:
                     seen = self._seen[topic, partition] = offset, now
                 times.append(seen[1])

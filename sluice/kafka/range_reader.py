@@ -229,7 +229,7 @@ class RangeReader:
         )
 
     def _of_ranges(self, messages: Sequence[Message]) -> Iterator[PartitionRecords]:
-        """Yield the messages by partition, without those after the ranges."""
+        """Yield the messages by partition. Leaves out messages after the ranges."""
         # Imported only here, because commands that import this module need no NumPy, unless they
         # read records.
         import numpy as np
@@ -336,7 +336,8 @@ class RangeReader:
             )
         else:
             next_step = "Check that the broker is running and that its disk has no errors."
-        # The error of a whole topic has the number -1, and the error of the client has no topic.
+        # The error of a whole topic has the partition number -1. The error of the client has no
+        # topic.
         where = f"{topic}, partition {number}" if topic and number >= 0 else topic or "records"
         detail = f"Reading {where} from Kafka at {address}: {sentence(error.str())}"
         return EngineError(detail, next_step=next_step)

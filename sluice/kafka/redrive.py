@@ -97,7 +97,8 @@ def redrive(
     producer_settings = {
         "transactional.id": transactional_id(pipeline),
         "linger.ms": 5,
-        # A broker that refuses a record refuses its whole batch, so each record gets its own batch.
+        # If a broker rejects a record, it rejects the record's whole batch. So each record gets its
+        # own batch.
         "batch.num.messages": 1,
     }
     producer = producer_of(kafka, ANY_SIZE | producer_settings)
@@ -127,7 +128,7 @@ def redrive(
                 f"The topic {topic_of(pipeline)} was deleted while it was read.",
                 next_step="Repeat the command.",
             )
-        # Each partition gets its records again in their original order.
+        # Write each partition's records in their original order again.
         due.sort(key=lambda letter: letter.source or ())
         due = list(with_histories(due, markers))
         for start in range(0, len(due), _AT_ONCE):
@@ -171,8 +172,8 @@ def _obstacle(
         return obstacle
     if letter.source is not None and letter.source[1] >= partitions[letter.source[0]]:
         return "its topic has no such partition any more"
-    # A record that could be read may have had an effect already, so it is re-driven only if the
-    # user names its reason or its dead letter's position.
+    # A record that could be read may already have had an effect. So re-drive it only if the user
+    # names the reason, or the dead letter's position.
     if chosen.reason or chosen.place or letter.reason in UNREADABLE:
         return ""
     return f"{letter.reason}: name the reason to re-drive these too"
@@ -259,7 +260,7 @@ def _send(
         with denial_named(WRITE, markers_of(pipeline), transactional_id(pipeline)):
             producer.commit_transaction(_TIMEOUT_S)
     except BaseException:
-        # If nothing was written, a broker may refuse to abort the transaction.
+        # Ignore errors: if nothing was written, a broker may refuse to abort the transaction.
         with suppress(KafkaException):
             _abort(producer)
         raise

@@ -24,7 +24,8 @@ _FILES = (
     "https.ca.location",
 )
 _SETTLED_S = 1.0
-"""A certificate and its key are written one after the other."""
+"""How long to wait after a change, because a certificate and its key are written one after the
+other."""
 
 Version = tuple[int, int, int]
 """A file's inode, the time of its last change and its size."""
@@ -74,7 +75,7 @@ class LastingAdmin:
     def client(self) -> AdminClient:
         """Return a client with the present files.
 
-        As long as the new files are unusable, returns the client with the old ones.
+        As long as the new files are unusable, returns the client with the old files.
         """
         if self._files.were_replaced():
             files = ReplacedFiles(self._kafka)

@@ -38,7 +38,7 @@ Token = tuple[str, float] | tuple[str, float, str, dict[str, str]]
 class TokenError(Exception):
     """An endpoint has issued no valid token.
 
-    `reason` is the end of a sentence that begins with the endpoint.
+    `reason` completes a sentence that begins with the endpoint.
     """
 
     def __init__(self, reason: str) -> None:
@@ -47,7 +47,7 @@ class TokenError(Exception):
 
 
 def uses_endpoint(kafka: Mapping[str, str]) -> bool:
-    """Return whether clients get their tokens from an endpoint, for an id and a secret."""
+    """Return whether clients get their tokens from an endpoint, with an id and a secret."""
     is_oidc = kafka.get(f"{_PREFIX}method", "").lower() == "oidc"
     grant = kafka.get(f"{_PREFIX}grant.type") or _CLIENT_CREDENTIALS
     has_scheme = endpoint_of(kafka).lower().startswith(("http://", "https://"))

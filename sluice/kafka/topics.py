@@ -179,7 +179,7 @@ def watermark_offsets(
             with denial_named(DESCRIBE, place.topic):
                 return consumer.get_watermark_offsets(place, timeout=timeout_s)
         except KafkaException as error:
-            # A broker lists a new topic a moment before it leads the topic's partitions.
+            # A broker lists a new topic shortly before it leads the topic's partitions.
             if error.args[0].code() not in _WITHOUT_LEADER or time.monotonic() > until:
                 raise
         time.sleep(_LISTED_AFTER_S)
@@ -234,7 +234,7 @@ def produce(
             except BufferError:
                 # The queue is full: wait until the broker has accepted some records.
                 producer.poll(0.1)
-        # Polling calls `note` for the records that the broker has answered.
+        # While polling, the client calls `note` for the records that the broker has acknowledged.
         if number % _POLL_EVERY == 0:
             producer.poll(0)
     undelivered = producer.flush(_TIMEOUT_S)
@@ -358,10 +358,8 @@ def described_topics(
 ) -> dict[str, TopicDescription]:
     """Return topic → its description, without the missing topics.
 
-    The broker reads only these topics.
-
-    With `with_operations`, the broker also says which operations it allows to this client, unless
-    it cannot say that.
+    The request names only these topics. With `with_operations`, the descriptions also list the
+    operations that this client may do, if the broker can list them.
 
     Raises KafkaException if no broker answers within `seconds`, or if the client may not describe a
     topic.
@@ -449,7 +447,7 @@ def _pairs(headers: Any) -> Headers:
 def records_at(
     kafka: Mapping[str, str], places: Iterable[Place]
 ) -> Iterator[tuple[Place, Message]]:
-    """Yield the committed records at these places, with their places; leave out empty places.
+    """Yield the committed records at these places, with their places. Leave out empty places.
 
     Raises BrokersUnreachable if no broker answers, and EngineError if a topic cannot be read.
     """

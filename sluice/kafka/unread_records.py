@@ -39,7 +39,7 @@ class Lag:
     positions: Offsets
     begins: Offsets
     full_ends: Offsets = field(default_factory=dict)
-    """The ends of partitions including the records that open transactions hold back. May omit
+    """The ends of partitions, including the records that open transactions hold back. May omit
     partitions in which no records are held back."""
     broker: str = ""
     """HOST:PORT of a broker that has one of the partitions; empty if no partition has a broker."""
@@ -116,7 +116,7 @@ class Lag:
         return Lag(ends, positions, self.begins, self.full_ends, self.broker, self.denied)
 
     def still_held(self, later: Lag) -> Lag:
-        """Return `later`, reduced to partitions that the same transaction holds back in both."""
+        """Return `later`, limited to partitions that the same transaction holds back in both."""
         before = self.held_ends
         ends: Offsets = {}
         for topic, later_ends in later.held_ends.items():

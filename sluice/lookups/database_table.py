@@ -35,7 +35,7 @@ from sluice.values.stored_values import has_models
 def _whole_number(key: str) -> int:
     """Return the number that a key's text stands for.
 
-    Raises ValueError for a text such as 007, because as a key, it differs from the text 7.
+    Raises ValueError for a text such as 007: as keys, the texts 007 and 7 are different.
     """
     number = int(key)
     if str(number) != key:
@@ -75,7 +75,8 @@ class DatabaseTable:
         cached = _row_cache(self.connection, self.table, self.row_type)
         rows, missing = cached.rows(keys)
         if missing:
-            # A row may change while it is read, so its age counts from the beginning of the read.
+            # A row may change while it is being read, so its age counts from the beginning of the
+            # read.
             begun = cached.clock()
             try:
                 read = self._read(missing)
@@ -150,7 +151,7 @@ class DatabaseTable:
                 row = msgspec.convert(row, self.row_type)
             return self._declared.json(row)
         except Exception as error:
-            # The cache must not keep the frames of the traceback.
+            # Drop the traceback: the cache must not keep its frames in memory.
             return error.with_traceback(None)
 
     def _key_value(self, key: str) -> Any:
@@ -183,7 +184,7 @@ class DatabaseTable:
 
     @cached_property
     def _table(self) -> Table:
-        """The table as the database describes it.
+        """The database's description of the table.
 
         Raises EngineError if the table or a column is missing.
         """
@@ -233,8 +234,7 @@ def _first_cause(error: BaseException) -> str:
 
 @cache
 def _engine(connection: str, url: URL) -> Engine:
-    # Each read opens and closes a connection, so that none stays open while a run waits for
-    # records.
+    # Each read opens and closes a connection. None stays open while a run waits for records.
     return create_engine(url, poolclass=NullPool, hide_parameters=True)
 
 

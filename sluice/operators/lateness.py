@@ -99,7 +99,10 @@ class JoinLateness:
         )
 
     def expires_at(self, side: int, time: int) -> int:
-        """Return the event time in a record's own stream at which it can no longer be matched."""
+        """Return the event time, in a record's own stream, at which the record expires.
+
+        It can then no longer be matched.
+        """
         return time + self._kept_ms[side]
 
     def last_expired(self, side: int, latest: T) -> T:
@@ -122,11 +125,11 @@ class JoinLateness:
     @overload
     def sent_unmatched_at(self, side: int, time: Times) -> Times: ...
     def sent_unmatched_at(self, side: int, time: Any) -> Any:
-        """Return the stream time, after window and grace, when a record is sent unmatched."""
+        """Return the stream time at which a record is sent unmatched, after window and grace."""
         return time + self._sent_after_ms[side]
 
     def last_unmatched(self, side: int, stream_time: int) -> int:
-        """Return the latest time of a record sent unmatched: the inverse of `sent_unmatched_at`."""
+        """Return the latest time of records sent unmatched. The inverse of `sent_unmatched_at`."""
         return stream_time - self._sent_after_ms[side]
 
 

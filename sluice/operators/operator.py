@@ -134,8 +134,8 @@ class Operator(Generic[S]):
     def takes_columns(self) -> bool:
         """Whether `process_columns` gets rows whose results wait for stream time or are passed on.
 
-        Results are passed on if another operator gets them directly. An operator whose results
-        neither wait nor are passed on gets its rows as columns anyway.
+        Results are passed on if another operator gets them directly. If results neither wait nor
+        are passed on, the operator always gets its rows as columns.
         """
         return False
 
@@ -178,7 +178,7 @@ class Operator(Generic[S]):
         return ()
 
     def require_room(self) -> None:
-        """Raise EngineError if the operator holds back too much after all due results were sent."""
+        """Raise EngineError if the operator holds back too much, even after sending due results."""
 
     def sent_until(self, stream_time: int) -> int:
         """Return the stream time up to which due results have been sent by the end of the batch."""

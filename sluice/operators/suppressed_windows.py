@@ -74,7 +74,7 @@ class ClosingWindows(Suppress):
         until: int,
         out: Output,
     ) -> None:
-        """Send the results of a key's windows that close after `after`, until `until`."""
+        """Send the results of a key's windows that close after `after`, but not after `until`."""
         closed: list[tuple[Bounds, int, Any]] = []
         for start, (time, aggregate) in windows.items():
             if after < self.aggregate.expires_at(start, time) <= until:

@@ -27,7 +27,7 @@ class StoreColumn:
     step: int
     columns: tuple[tuple[str, Combinable], ...]
     scalar: bool
-    """Whether the store's value is the value of its only column."""
+    """Whether the store's value is the bare value of its only column, not an object."""
     definition: str
     """The store's definition as the author wrote it. Stored state stays valid as long as this text
     is the same."""
@@ -68,7 +68,7 @@ class AggregationGroup:
     null."""
     late: Sink | None
     """The topic for records that are late for every window. If several groups and operators share
-    the topic, only the first of them has the topic's sink here. The others have None."""
+    the topic, the first of them has the topic's sink here, and the others have None."""
     retention_ms: int | None
     """How long a window is kept after its end; None means forever."""
 

@@ -40,7 +40,7 @@ class NeedsSparkError(Exception):
 UNDECLARED = "the type of the results is unknown. returns= declares it"
 """Why only Spark can read the results of a function: without a type, they are VARIANTs."""
 _UNDECLARED_RESULT = re.compile(r"parse_json\([rx]\d+\.value\)")
-"""The SQL of such results, as `Shape.value_sql` writes it."""
+"""Matches the SQL of such results, as made by `Shape.value_sql`."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class TypedLayer:
 
 
 def typed_layers(layers: Layers, types: Types) -> tuple[list[TypedLayer], dict[str, str]]:
-    """Return the layers with the types of their expressions, and the types of all columns.
+    """Return the layers, with the types of their expressions, and the types of all columns.
 
     `types` has the types of the columns before the layers. Raises NeedsSparkError if Arrow cannot
     compute a column.

@@ -102,14 +102,14 @@ def _parts_with(node: nodes.Cogroup, column: str) -> dict[int, nodes.CogroupedSt
 
 
 def _splits(node: nodes.Cogroup, column: str) -> dict[int, SplitAggregate]:
-    """Return a column's expression and functions by the number of each stream that has it."""
+    """Return stream number → the column's expression and functions, for each stream that has it."""
     splits: dict[int, SplitAggregate] = {}
     for number, part in _parts_with(node, column).items():
         split = split_aggregate(part.columns[column])
         assert isinstance(split, SplitAggregate)
         splits[number] = split
-    # The streams add to the same accumulators, so they may differ only in the arguments of
-    # functions.
+    # The streams add to the same accumulators, so only the functions' arguments may differ between
+    # streams.
     computed: set[tuple[str, tuple[tuple[str, tuple[float, ...]], ...]]] = set()
     for split in splits.values():
         functions: list[tuple[str, tuple[float, ...]]] = []

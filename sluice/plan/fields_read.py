@@ -13,7 +13,7 @@ of a field."""
 def left_fields_read(texts: Iterable[str], result: str) -> frozenset[str] | None:
     """Return the fields that SQL reads from the left value of a join's result, such as `v3`.
 
-    The names are in lower case. None if any of the texts may read the left value as a whole.
+    The names are in lower case. Return None if any of the texts may read the left value as a whole.
     """
     reads = re.compile(rf"\b{result}\b(?:\.(left|right)\b)?(?:\.(?:`((?:[^`]|``)+)`|(\w+)))?")
     names: set[str] = set()

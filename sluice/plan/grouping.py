@@ -190,7 +190,10 @@ def _place_of(store: str, groups: Sequence[AggregationGroup]) -> tuple[int, int]
 
 
 def _select(node: nodes.Select, columns: Mapping[str, str]) -> Select:
-    """Return a select after a group, over the fields in `columns` and the change's metadata."""
+    """Return a `select` step after a group.
+
+    It reads the fields in `columns` and the change's metadata.
+    """
     columns = dict(columns) | dict(zip(CHANGE_METADATA, CHANGE_METADATA, strict=True))
     types = node.parent.result_types | CHANGE_METADATA
     fields: dict[str, str] = {}

@@ -70,7 +70,7 @@ class Job:
     streams: tuple[Source, ...]
     tables: tuple[GlobalTableInput, ...]
     metadata: tuple[str, ...]
-    """The metadata columns (`_key`, `_topic`, ...) that any step reads."""
+    """The metadata columns (`_key`, `_topic`, ...) that at least one step reads."""
     layers: Layers
     """Columns computed from the records, each layer from the previous layers."""
     functions: tuple[PythonFunction, ...]
@@ -249,7 +249,7 @@ class Job:
 
     @property
     def lookup_connections(self) -> tuple[str, ...]:
-        """The connections of the databases in whose tables the job looks records up."""
+        """The connections of the databases in whose tables the job looks up records."""
         connections: dict[str, None] = {}
         for operator in self.operators:
             if isinstance(operator.action, TableLookupParameters):
@@ -468,7 +468,7 @@ class Job:
 
     @property
     def _operators_with_chained(self) -> frozenset[int | None]:
-        """Return the numbers of the operators that send results within their stage, and None."""
+        """Return the operators that pass results on directly within their stage, and None."""
         return frozenset(operator.chained_to for operator in self.operators)
 
     @property

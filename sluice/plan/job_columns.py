@@ -65,15 +65,15 @@ class JobColumns:
     )
     """Stage → depth → the layer."""
     _field_of: dict[str, tuple[int, str]] = field(default_factory=dict)
-    """Column → the number of the source and the name of the field whose values the column holds."""
+    """Column → the source's number and the field's name, for columns with the values of fields."""
     _result_of: dict[str, str] = field(default_factory=dict)
     """SQL that reads a field of an operator's result → the column with the result."""
     _fallible: list[FallibleExpression] = field(default_factory=list)
     _failures: list[tuple[Failure, Scope]] = field(default_factory=list)
     """Steps that can fail, each with the scope before it."""
     _explosions: dict[int, dict[int, int]] = field(default_factory=dict)
-    """Stage → the numbers of its nodes that turn one record into several rows, each with the depth
-    of its layer."""
+    """Stage → number of a node that turns one record into several rows → the depth of the node's
+    layer."""
 
     # -- Columns that are computed
 
@@ -82,23 +82,23 @@ class JobColumns:
         self._layer(stage, depth).append(column)
 
     def add_transformation(self, stage: int, depth: int, transformation: Transformation) -> None:
-        """Add a function of the whole DataFrame as a layer of its own."""
+        """Add a function of the whole DataFrame as a separate layer."""
         self._layers.setdefault(stage, {})[depth] = transformation
 
     def add_explosion(self, stage: int, depth: int, name: str, sql: str, node: nodes.Node) -> None:
-        """Add a column that turns a record into a row per array element, with the positions."""
+        """Add a column that turns a record into a row for each array element, with its position."""
         column = Column(name, f"posexplode_outer({sql})", node.number, position=f"{name}_pos")
         self.add(stage, depth, column)
         self._explosions.setdefault(stage, {})[node.number] = depth
-        # The rows of a record are counted as one record. The offset shows which rows come from the
-        # same record.
+        # A record's rows count as one record. The offset shows which rows come from the same
+        # record.
         self.metadata_read.add("_offset")
 
     def next_layer(self, stage: int) -> int:
         """Return the depth of a new layer after all layers so far.
 
-        A step that turns a row into several rows gets such a layer, and so does a function of the
-        whole DataFrame.
+        Steps that turn a row into several rows, and functions of the whole DataFrame, need such a
+        layer.
         """
         depths = self._layers.get(stage, {}).keys() - {_LAST}
         return max(depths, default=0) + 1
@@ -150,7 +150,10 @@ class JobColumns:
         return columns
 
     def register_results(self, scope: Scope, column: str) -> Scope:
-        """Register a scope's fields as parts of operator results in `column`; return the scope."""
+        """Register a scope's fields as parts of an operator's results in `column`.
+
+        Return the scope.
+        """
         for name in scope.fields:
             self._result_of[scope.columns[name]] = column
         if scope.is_null != "false":
@@ -227,8 +230,8 @@ class JobColumns:
     def evaluation_condition(self, scope: Scope, before: nodes.Node) -> str:
         """Return the condition under which a step computes its expressions over fields of `before`.
 
-        As in Kafka Streams, a step of a stream also computes records with a null value, and a step
-        of a table computes only rows that exist.
+        As in Kafka Streams, steps of a stream also process records with a null value, and steps of
+        a table process only rows that exist.
         """
         if not before.is_table or scope.is_null == "false":
             return scope.passed
@@ -311,7 +314,7 @@ class JobColumns:
     ) -> tuple[Scope, dict[str, str]]:
         """Do the same as `guard` for expressions over fields of these types, under a condition.
 
-        Without `reported`, the records for which an expression fails are left out, but not
+        If `reported` is false, the records for which an expression fails are left out, but not
         reported.
         """
         checked = {name: with_utf8_checks(text, types) for name, text in texts.items()}
@@ -383,7 +386,7 @@ class JobColumns:
         """Register that a step can fail; `error` is the SQL of the error message."""
         # A step after a topic's table can be computed in two stages: from the topic's records, and
         # from the results of the operator that stores the table. The same records fail in both
-        # stages, and are reported once.
+        # stages, so report them only once.
         if not isinstance(node, nodes.Aggregate) and self._fails_in_another_stage(
             node, scope.stage
         ):
@@ -405,8 +408,8 @@ class JobColumns:
             # value was new.
             if scope.stage:
                 conditions.append("NOT old")
-            # If another step turns a record into several rows, a failure for this record is
-            # reported once.
+            # If another step turns a record into several rows, report a failure for this record
+            # only once.
             conditions += self._first_row_conditions(scope)
             yield replace(failure, once=all_of(conditions))
 
@@ -428,12 +431,12 @@ class JobColumns:
         *,
         reported_with: Scope | None,
     ) -> tuple[Scope, FallibleExpression]:
-        """Return the scope after an expression, and the expression or an equal one of the node.
+        """Return the scope after an expression, and the expression or the node's equal earlier one.
 
         A failure is reported with the value of the scope `reported_with`.
         """
-        # A node can have several edges with the same expressions. These are computed once, and
-        # their failures are reported once.
+        # A node can have several edges with the same expressions. Compute these only once, and
+        # report their failures only once.
         for other in self._fallible:
             if replace(expression, name=other.name) == other:
                 expression = other
@@ -449,8 +452,8 @@ class JobColumns:
     def _key_column(self, scope: Scope, key: str) -> str | None:
         """Return the column with a key's text.
 
-        The key must be the record's key, or a field that a source also decodes as text. None for
-        any other key, whose text must be computed.
+        The key must be the record's key, or a field that a source also decodes as text. Return None
+        for any other key, because its text must be computed.
         """
         (name, start, stop), *more = parse(key).names or (("", 0, 0),)
         if more or start != 0 or stop != len(key):
@@ -483,7 +486,7 @@ def column_name(prefix: str, field_name: str) -> str:
 def key_column(source: nodes.Source, field_name: str) -> str:
     """Return the name of the column with a source's field as the text of a key.
 
-    For a text field, it is the field's column.
+    For a text field, this is the field's own column.
     """
     prefix = "s" if source.fields[field_name] == "STRING" else "sk"
     return column_name(f"{prefix}{source.number}", field_name)

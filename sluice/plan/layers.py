@@ -1,4 +1,4 @@
-"""Layers: columns computed from records and operators' results, and where they can fail."""
+"""Layers: columns computed from records and operators' results, and places where they can fail."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ class Failure:
     stage: int
     error: str
     once: str
-    """SQL of a condition that is true for one row per failed record. Other steps may make several
-    rows of a record."""
+    """SQL of a condition that is true for one row per failed record. Other steps may turn a record
+    into several rows."""
     key: str
     """SQL of the record's key at the step."""
     value: str

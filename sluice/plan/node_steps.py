@@ -1,4 +1,4 @@
-"""Convert a topology's nodes to the steps, sources and sinks of a plan."""
+"""Converts a topology's nodes to the steps, sources and sinks of a plan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sluice.values.references import Reference, reference
 from sluice.values.topic_patterns import is_pattern
 
 MOST_SOURCES = 1_023
-"""The largest number of a source. The number takes ten bits in the position of a record."""
+"""The largest number that a source may have: ten bits in a record's position."""
 
 
 def step_of(node: nodes.Node) -> Step:
@@ -112,7 +112,7 @@ def _fields_read(
         fields.append(SourceField(name, column, node.fields[name]))
     for name in keys:
         fields.append(SourceField(name, key_column(node, name), "STRING", "key_text"))
-    # A text field's value and key text are in one column.
+    # A text field's value and key text share a column.
     by_column = {field.column: field for field in fields}
     return tuple(by_column.values())
 

@@ -228,7 +228,7 @@ def _require_type(node: nodes.Node, name: str, kind: str, allowed: set[str], adv
 
 
 def _waiting_time(node: nodes.Suppress) -> int:
-    """Return how long a suppress step holds a result back, in ms.
+    """Return how long a suppress step holds back a result, in ms.
 
     The time begins with the end of the window, or with the key's first update.
     """

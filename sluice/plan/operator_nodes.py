@@ -25,7 +25,7 @@ def children(pipeline: Graph, node: nodes.Node) -> list[nodes.Node]:
 
 
 def is_operator(pipeline: Graph, node: nodes.Node) -> bool:
-    """Return whether a node is an operator that gets each key's records in order."""
+    """Return whether a node is an operator, which gets each key's records in order."""
     return node.number in _operators(pipeline).reasons
 
 
@@ -68,7 +68,10 @@ def _operators(pipeline: Graph) -> _Operators:
 
 @lru_cache(maxsize=16)
 def _operators_of(pipeline: Graph, size: int) -> _Operators:
-    """Return the operators of a pipeline, cached until the number of nodes changes."""
+    """Return the operators of a pipeline.
+
+    The result is cached until the number of nodes changes.
+    """
     reasons: dict[int, str] = {}
     after: set[int] = set()
     for node in pipeline.nodes:

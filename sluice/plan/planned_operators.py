@@ -35,7 +35,7 @@ class SharedRows:
 
 @dataclass(frozen=True)
 class Edge:
-    """The columns of rows that go into an operator's side, or from it into its store or a sink."""
+    """The columns of rows for an operator's side, or from an operator for its store or a sink."""
 
     target: int
     side: int
@@ -110,7 +110,7 @@ class Edge:
 
     @property
     def path_column(self) -> str | None:
-        """The name of the column with the path from the record; None if all have the same path."""
+        """The name of the column with the path from the record; None if the path is constant."""
         if self.constant_path is None:
             return f"{self.column}_path"
         return None
@@ -146,7 +146,7 @@ class PlannedOperator:
     topics: tuple[str, ...]
     """The topics from which the operator's rows come."""
     sends_old_values: bool
-    """Whether a later step needs the old value of each change."""
+    """Whether the operator sends the old value of each change, because a later step needs it."""
     chained_to: int | None
     """The operator of the same stage that passes its results directly to this operator."""
     clock: str
@@ -163,8 +163,8 @@ class PlannedOperator:
     window: AnyWindow | None
     """The windows of the store's keys."""
     late: Sink | None
-    """The topic for late records. If several groups and operators share the topic, only the first
-    of them has the topic's sink here. The others have None."""
+    """The topic for late records. If several groups and operators share the topic, the first of
+    them has the topic's sink here, and the others have None."""
     upstream_definition: str
     """The upstream steps as the author wrote them. Stored state stays valid as long as this text is
     the same."""
@@ -180,7 +180,7 @@ class PlannedOperator:
     is_timed_by_rows: bool = True
     """Whether the operator's rows advance its stream time."""
     reads_pattern: bool = False
-    """Whether the topics match a pattern, so that the next run may read more of them."""
+    """Whether the topics match a pattern: the next run may then read more of them."""
     only_windows_wait: bool = False
     """Whether other steps need this operator's stream time only for sending the results of closed
     windows."""
@@ -219,7 +219,7 @@ class PlannedOperator:
 
     @property
     def edges_from_records(self) -> tuple[Edge, ...]:
-        """The edges that have rows of their own, made from records, not from operators' results."""
+        """The edges with their own rows that are made from records, not from operators' results."""
         return tuple(edge for edge in self.edges if edge.stage == 0 and edge.shares is None)
 
     @property
@@ -271,11 +271,12 @@ class PlannedOperator:
             case Window() | CalendarWindow() as window:
                 return waiting.wait_ms == WindowLateness(window).open_ms
             case SessionWindow() as window:
-                # With a retention, the operator keeps sessions longer.
+                # If there is a retention, the operator keeps sessions for longer.
                 kept_ms = max(WindowLateness(window).open_ms, action.retention_ms or 0)
                 return waiting.wait_ms == kept_ms
             case _:
-                # Later sliding windows are made from windows that have closed.
+                # The operator keeps closed sliding windows, because later windows are made from
+                # them.
                 return False
 
     @property

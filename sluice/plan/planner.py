@@ -1,4 +1,4 @@
-"""Turn a topology into a job, which is one streaming query."""
+"""Turns a topology into a job, which is one streaming query."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def plan(pipeline: Pipeline, only: Collection[str] = (), without: Collection[str
     planned = _planned(pipeline, announced)
     if only:
         part = pipeline.part(only)
-        # Spark cannot read global tables alone, so a part that has no
-        # other source gets the first stream.
+        # Spark cannot read global tables alone. So if a part has no other source, it also reads the
+        # first stream.
         if not _stream_sources(part):
             first_stream = _stream_sources(pipeline)[0]
             part = pipeline.part([*only, first_stream.name])
@@ -177,7 +177,7 @@ def _stream_sources(pipeline: Graph) -> list[nodes.Source]:
 def _streams(scopes: Scopes, ends: Sequence[nodes.Node]) -> tuple[Source, ...]:
     """Return the topics that the job reads as streams to compute the nodes in `ends`.
 
-    Call this when all columns exist.
+    Call this only when all columns exist.
     """
     pipeline, columns = scopes.pipeline, scopes.columns
     is_part = pipeline is not pipeline.whole
@@ -198,7 +198,7 @@ def _streams(scopes: Scopes, ends: Sequence[nodes.Node]) -> tuple[Source, ...]:
 def _global_tables(pipeline: Pipeline) -> tuple[GlobalTableInput, ...]:
     """Return the global tables.
 
-    A table's group number is its source node's number, whatever steps follow the source.
+    A table's group number is its source node's number, even if steps follow the source.
     """
     tables: list[GlobalTableInput] = []
     for source in pipeline.nodes_of(nodes.Source):

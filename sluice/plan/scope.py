@@ -10,7 +10,7 @@ from sluice.values.record_metadata import RESERVED_NAMES
 
 @dataclass(frozen=True)
 class Scope:
-    """The columns visible downstream of a node, and the condition for a record to get there."""
+    """The columns visible downstream of a node, and the condition for a record to reach it."""
 
     stage: int
     depth: int

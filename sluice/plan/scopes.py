@@ -53,7 +53,8 @@ class Scopes:
         """Number of an operator's node → its stage. A node is planned as an operator before its
         scope is made."""
         self.chained: set[int] = set()
-        """Operators that get another operator's results directly, in the same stage."""
+        """The numbers of operators that get another operator's results directly, in the same
+        stage."""
         self._scopes: dict[tuple[int, bool], Scope] = {}
 
     def after(self, node: nodes.Node, *, old: bool = False) -> Scope:
@@ -190,7 +191,7 @@ class Scopes:
     def _table_rows(self, scope: Scope) -> Scope:
         """Return the scope of a table's records, without records that have no key."""
         scope = self.null_as_missing(scope)
-        # Kafka Streams drops a table's records that have no key, and counts them.
+        # As in Kafka Streams, drop a table's records that have no key, and count them.
         key = self.columns.read(scope, "_key")
         return replace(scope, passed=f"({scope.passed} AND {key} IS NOT NULL)")
 
@@ -199,7 +200,7 @@ class Scopes:
     def _operator_results(self, node: nodes.Node) -> Scope:
         """Return the scope after an operator.
 
-        The value is a single column, whose type the engine determines.
+        The value is a single column. The engine determines its type.
         """
         passed = f"(emitted AND target <=> {node.number})"
         results_of = frozenset({node.number})
@@ -279,7 +280,7 @@ class Scopes:
         scope, sqls = self.columns.guard(scope, node, node.parent, {"where": node.where})
         condition, name = sqls["where"], f"n{node.number}"
         if node.is_table:
-            # A row that no longer passes the filter is deleted from the filtered table.
+            # If a row no longer passes the filter, delete it from the filtered table.
             return self._without_rows(node, scope, f"NOT coalesce({condition}, false)")
         sql = f"coalesce({scope.passed} AND ({condition}), false)"
         return replace(self._next_layer_with(scope, Column(name, sql, node.number)), passed=name)
@@ -355,8 +356,8 @@ class Scopes:
             returns,
             node.batch,
         )
-        # A table's function can be planned twice: for the topic's records, and for the old and new
-        # rows that the table's operator sends.
+        # A table's function may be planned twice: for the topic's records, and for the old and new
+        # rows from the table's operator.
         if function not in self.columns.functions:
             self.columns.functions.append(function)
         key = self.columns.read(scope, "_key")
@@ -447,9 +448,9 @@ class Scopes:
     def _merged(self, node: nodes.Node, scopes: Sequence[Scope]) -> Scope:
         """Return the scope with a row for each merged stream that contains the record."""
         first = scopes[0]
-        # An earlier step may have turned a record into several rows. If a merged stream does not
-        # follow this step, only the first of these rows counts for the stream. A layer cannot find
-        # the first row among rows that it makes itself, so the merge gets a new layer.
+        # An earlier step may have turned a record into several rows. For a merged stream that does
+        # not follow this step, only the first of these rows counts. A layer cannot find the first
+        # row among rows that it makes itself, so the merge gets a new layer.
         depth = self.columns.next_layer(first.stage)
         # As in Kafka Streams, if a step has several children, the child that was declared first is
         # processed first, with all steps that follow it.
@@ -572,7 +573,7 @@ def shape_columns(shape: Shape, value: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ResultExpressions:
-    """How an aggregate's columns are computed from the results of its functions."""
+    """The computation of an aggregate's columns from the results of its functions."""
 
     functions: tuple[str, ...]
     """The author's text for each function, which is the name of its result in `columns`."""

@@ -68,8 +68,8 @@ class StagePlanner:
     def add_operators(self) -> None:
         """Create the operators, each after its inputs, and the edges into their stores."""
         for node in self._nodes:
-            # Only streams from different stages need an operator that sorts their records. A merge
-            # of streams of one stage is a stateless step.
+            # A merge needs an operator, which sorts the records, only if the streams come from
+            # different stages. Otherwise, it is a stateless step.
             if isinstance(node, nodes.Merge):
                 stages = {self.scopes.after(stream).stage for stream in node.streams}
                 if len(stages) == 1:
@@ -157,7 +157,7 @@ class StagePlanner:
             self.operators[at] = replace(operator, edges=tuple(edges))
 
     def _value_read(self, edge: Edge, operator: PlannedOperator) -> str:
-        """Return the value of an edge with the fields that later steps read of the results."""
+        """Return the value of an edge, with the fields of the results that later steps read."""
         scope = self._edge_scopes[edge.column]
         read = left_fields_read(self._texts_after(operator), operator.result)
         columns: dict[str, str] = {}
@@ -219,7 +219,7 @@ class StagePlanner:
         store = node.store_name
         keeps_headers = store is not None and self.pipeline.whole.keeps_headers(store)
         action = action_of(node, functions, self.pipeline.whole)
-        # The rows of the tables that a processor reads do not advance the processor's stream time.
+        # The rows of tables that a processor reads do not advance the processor's stream time.
         timing = node.parent if isinstance(node, nodes.Process) else node
         return PlannedOperator(
             step=self.columns.steps[node.number],
@@ -289,7 +289,7 @@ class StagePlanner:
         if not node.may_be_chained:
             return None
         (before,) = node.parents
-        # A chained operator uses the stream time of the operator before it.
+        # A chained operator uses the stream time of the previous operator.
         if not before.lends_stream_time:
             return None
         for operator in self.operators:
@@ -388,7 +388,7 @@ class StagePlanner:
         own_key: str,
         sqls: Mapping[str, str],
     ) -> str | None:
-        """Return SQL of the column `foreign` of an edge; None for an edge without this column.
+        """Return SQL for an edge's column `foreign`; None if the edge has no such column.
 
         `sqls` has the SQL of the edge's expressions by name.
         """
@@ -451,7 +451,7 @@ class StagePlanner:
         return _Content(tuple(arguments), null_of_row, scope.scalar)
 
     def _scope_into(self, node: nodes.Node, taken: nodes.Input, scope: Scope) -> Scope:
-        """Return the scope, with the path that its rows have on their way into a node's input."""
+        """Return the scope, with the path of its rows up to a node's input."""
         if taken.reads_store:
             return replace(scope, path=self._path_into_store(scope, taken.parent))
         # An edge into the node's own store is not counted as a branch.
@@ -516,7 +516,7 @@ class _Content:
     """The contents of an edge's rows: see the fields of `Edge` with these names."""
 
     values: tuple[str, ...]
-    """Empty if the values are added last, by `StagePlanner._add_values`."""
+    """Empty if `StagePlanner._add_values` adds the values later."""
     is_null: str
     scalar: bool
     unchanged_result: str | None = None

@@ -61,7 +61,7 @@ class Source:
     step: int
     """The number of the source's step."""
     topic: str
-    """The topic's name; before a run has looked for the topics, the pattern."""
+    """The topic's name, or the pattern before a run has looked for the topics."""
     pattern: str | None
     """The pattern that the topic matches; None for a topic that the author has named."""
     most_topics: int
@@ -193,7 +193,10 @@ class Sink:
 
     @property
     def appends(self) -> bool:
-        """Whether each record is a row of a table, identified by the record's position."""
+        """Whether each record appends a row to a table.
+
+        The record's position identifies the row.
+        """
         return self.table is not None and self.table.key is None
 
     @property

@@ -180,7 +180,7 @@ def _place(client: SchemaRegistryClient, schema_id: int, context: str) -> tuple[
 
 
 def _references(client: SchemaRegistryClient, schema: Any) -> tuple[ReferredSchema, ...]:
-    """Return the schemas to which a schema refers, each once and after its own references."""
+    """Return the schemas to which a schema refers. Each occurs once, after its own references."""
     referred: dict[ReferredSchema, None] = {}
     for reference in schema.references or ():
         found: Any = client.get_version(reference.subject, reference.version).schema

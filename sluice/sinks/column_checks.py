@@ -86,7 +86,7 @@ def to_double(value: Any) -> float:
     held = float(to_number(value))
     if math.isinf(held) or (held == 0 and value != 0):
         raise ValueError("is out of range")
-    # An integer field may have a number with more digits than a float holds.
+    # An integer may have more digits than a float can hold.
     if type(value) is int and int(held) != value:
         raise ValueError("has too many digits")
     return held

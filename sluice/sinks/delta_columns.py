@@ -91,7 +91,7 @@ class DeltaColumn:
 
     @property
     def type(self) -> str:
-        """The type, for messages: Spark SQL's name, or Arrow's name for a nested type."""
+        """The type's name for messages: Spark SQL's, or for a nested type, Arrow's."""
         if self.most is not None:
             return f"VARCHAR({self.most})"
         return _SPARK.get(self.arrow, str(self.arrow).replace("decimal128", "DECIMAL"))
@@ -176,7 +176,7 @@ def _of(type_: type, value: Any, description: str) -> Any:
 
 
 def _struct(encoders: dict[str, Callable[[Any], Any]], value: dict[str, Any]) -> dict[str, Any]:
-    # Without this check, the value of a field that the column does not have would be lost.
+    # Without this check, values of fields that the column lacks would be lost.
     unknown = value.keys() - encoders.keys()
     if unknown:
         raise ValueError(f"has a field {min(unknown)}, which the column does not have")

@@ -45,11 +45,11 @@ log = structlog.get_logger()
 WRITER = "sluice.writer"
 """The table property with the pipeline that writes the table."""
 ACCEPTED = "sluice.accept_gap"
-"""The table property with a snapshot's id. A user sets it to accept that rows up to this snapshot
-are missing."""
+"""The table property with a snapshot's id. A user sets this property to accept that rows up to this
+snapshot are missing."""
 
 _EPOCH, _NONCE = 40, 24
-"""The positions of the lowest bit of the epoch, and of the random number, in a version."""
+"""The positions, in a version, of the lowest bits of the epoch and of the random number."""
 _CONF = "spark.databricks.delta."
 _VERSION = f"{_CONF}write.txnVersion"
 _DELETED = "sluice_deleted"
@@ -159,7 +159,7 @@ class DeltaSink:
     version: int = -1
     """The version of this writer's last commit."""
     formerly: Sequence[str] = ()
-    """The former names of the pipeline. The pipeline continues their commits."""
+    """The former names of the pipeline, whose commits it continues."""
     state: State = field(init=False)
 
     def __post_init__(self) -> None:
@@ -179,8 +179,8 @@ class DeltaSink:
                 self._create()
             self.columns = {target.output: self._require_fitting_columns()}
             self._claim()
-            # The version is negative until this pipeline has written the table.
-            # The last commit's metadata names the table's last batch.
+            # The version is negative before this pipeline first writes the table. The last commit's
+            # metadata names the table's last batch.
             version, state = self._committed_version(), self._last_state()
             if published is not None:
                 self._require_complete(published, version, state)
@@ -310,8 +310,8 @@ class DeltaSink:
     def _change(self, rows: Rows | None) -> None:
         columns = self.columns[self.target.output]
         identity = [*self.target.identity]
-        # Rows without a key are appended, which is faster than a merge. After a restore or a
-        # rebuild, they are merged, because some of them may be in the table already.
+        # Append rows without a key, because this is faster than a merge. After a restore or a
+        # rebuild, merge them, because some of them may already be in the table.
         may_replace = self.target.table.key is not None or self.state.may_repeat
         if rows is not None and rows.count and may_replace:
             self._merge(rows, columns, identity)
@@ -339,7 +339,7 @@ class DeltaSink:
         least, most = _literal(min(values)), _literal(max(values))
         conditions.append(f"t.{backticked(bounded)} BETWEEN {least} AND {most}")
         clauses = []
-        # Appended rows have no key. If the table has such a row already, the row stays as it is.
+        # Appended rows have no key. If such a row is already in the table, keep it unchanged.
         if self.target.table.key is not None:
             clauses.append(f"WHEN MATCHED AND s.{_DELETED} THEN DELETE")
             changes = [_equal(name) for name in names[len(identity) :]]
@@ -468,7 +468,7 @@ class DeltaSink:
         return tuple(columns)
 
     def _claim(self) -> None:
-        """Note in the table that this pipeline writes it.
+        """Record in the table that this pipeline writes it.
 
         Raises EngineError if another pipeline writes it.
         """
@@ -549,8 +549,8 @@ class DeltaSink:
     def _jvm(self, name: str) -> Any:
         """Return a class of the JVM.
 
-        It is looked up by its whole name, because py4j would search all jars for each part of a
-        dotted path.
+        Looks it up by its full name, because py4j would search all jars for each part of a dotted
+        path.
         """
         return getattr(self.spark.sparkContext._jvm, name)
 
@@ -576,7 +576,7 @@ _NEXT_STEP = (
 def _written_type(column: StructField) -> pa.DataType | None:
     """Return the Arrow type of a column's values; None if Sluice cannot write them."""
     # Sluice cannot check the length of a VARCHAR or CHAR within a nested type, so it does not write
-    # a column with such a type.
+    # columns of such types.
     if _SQL_TYPE in column.metadata and _max_length(column) is None:
         return None
     try:

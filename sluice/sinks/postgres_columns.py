@@ -122,7 +122,7 @@ class PostgresColumn:
     name: str
     type: str
     is_key: bool = False
-    """Whether the column identifies a row, so that different values must stay different."""
+    """Whether the column identifies a row. Then, different values must stay different."""
     required: bool = False
     """Whether the column is NOT NULL."""
 
@@ -156,7 +156,7 @@ class PostgresColumn:
             return lambda value, _: _numeric(value, *limits)
         if kind in _TEXTS:
             most = limits[0] if limits else None
-            # The type "character" without a length is one character.
+            # The type "character" without a length has the length 1.
             if most is None and kind == "character":
                 most = 1
             return lambda value, _: _text(value, most, keeps_blanks=kind != "character")
@@ -202,7 +202,7 @@ def _json(_: Any, json: bytes) -> str:
 
 def _uuid(value: Any, *, only_canonical: bool) -> str:
     text = str(UUID(_text(value, None)))
-    # Two spellings of a UUID are two keys for Sluice, but the same key for PostgreSQL.
+    # Sluice takes two spellings of a UUID for two keys, but PostgreSQL takes them for one.
     if only_canonical and text != value:
         raise ValueError(f"is not written as {text}")
     return text

@@ -2,7 +2,7 @@
 
 The table `sluice_batches` in the connection's default schema has a row per pipeline: the writer's
 epoch, and the last batch with its numbers of rows. Every transaction updates this row. The row also
-lists the pipeline's tables, so that no other pipeline writes to them.
+lists the pipeline's tables: no other pipeline may write to them.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ class PostgresTables:
     epoch: int = 0
     columns: Mapping[str, tuple[PostgresColumn, ...]] = field(default_factory=dict)
     formerly: Sequence[str] = ()
-    """The former names of the pipeline. Their row becomes the row of the pipeline."""
+    """The former names of the pipeline. The row of a former name becomes the row of the
+    pipeline."""
     _newest: BatchId | None = field(default=None, init=False)
     """The database's last batch, as this writer has read it or written it last."""
 
@@ -482,7 +483,7 @@ class _TableColumn(NamedTuple):
     oid: int
     """PostgreSQL's number of the type."""
     is_exact: bool
-    """Whether different texts are never equal in the column's collation."""
+    """Whether the column's collation never treats different texts as equal."""
     is_filled: bool
     """Whether PostgreSQL gives the column a value if a row has none for it."""
 

@@ -15,7 +15,7 @@ from sluice.values.phrases import counted
 from sluice.values.sink_tables import OutputTable
 
 Row = tuple[Any, ...]
-"""The values of a row's columns, as its `Column`s encode them."""
+"""The values of a row's columns, as encoded by `Column.encode`."""
 
 
 class Column(Protocol):
@@ -65,8 +65,8 @@ class Target:
     def wanted(self) -> dict[str, str]:
         """The columns with their Spark SQL types. An unknown type is an empty text.
 
-        Columns that identify a row come first. The type of the key's column is unknown if the key
-        is not a field of the value, because the text of such a key may be a number.
+        Columns that identify a row come first. If the key is not a field of the value, the type of
+        its column is unknown, because the key's text may be a number.
         """
         fields = dict(self.fields)
         columns: dict[str, str] = {}
@@ -116,7 +116,7 @@ class Published:
 
     batch: BatchId
     outputs: AbstractSet[str]
-    """The outputs of the batch, including outputs to which it wrote no records."""
+    """The outputs of the batch, including those to which it wrote no records."""
     positions: Mapping[str, Mapping[str, int]]
     """Topic → partition as text → offset after the last record."""
     is_written: bool = True

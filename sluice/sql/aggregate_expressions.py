@@ -21,7 +21,7 @@ from sluice.values.sql_text import all_of, named_struct, value_if
 
 @dataclass(frozen=True)
 class SplitAggregate:
-    """An aggregate expression: functions, and `text`, which combines their results `a0`, ..."""
+    """An aggregate expression: its functions, and `text`, which combines their results `a0`, ..."""
 
     text: str
     functions: tuple[AggregateFunction, ...]

@@ -108,7 +108,7 @@ def _without_zero(
     kind: str,
     count: int,
 ) -> Result:
-    """Return the results of a division, which fails where the divisor is 0."""
+    """Return the results of a division. Rows with the divisor 0 fail."""
     is_known = valid_rows(left, count) & valid_rows(right, count)
     dividends, divisors = _filled(left, count), _filled(right, count)
     failed = is_known & (divisors == 0)
@@ -119,7 +119,7 @@ def _without_zero(
 
 
 def _filled(value: Value, count: int) -> npt.NDArray[Any]:
-    """Return the number for each of `count` rows, with 0 in the place of null."""
+    """Return the number for each of `count` rows, with 0 in place of null."""
     filled: npt.NDArray[Any] = pc.fill_null(array_of(value, count), 0).to_numpy(
         zero_copy_only=False
     )

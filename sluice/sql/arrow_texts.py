@@ -19,8 +19,8 @@ _LINE_END = r"(?:\r\n|[\n\r\x{85}\x{2028}\x{2029}])?\z"
 
 def change_case(values: pa.Array, *, upper: bool) -> pa.Array:
     """Return the texts in upper or lower case."""
-    # Arrow does not change letters that become several letters, such as ß, so texts
-    # beyond ASCII are changed in Python.
+    # Arrow does not change letters that become several letters, such as ß. So use Python for texts
+    # beyond ASCII.
     if pc.all(pc.string_is_ascii(values)).as_py() in (True, None):
         if upper:
             return pc.ascii_upper(values)

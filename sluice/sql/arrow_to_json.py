@@ -105,7 +105,7 @@ def _joined(parts: Sequence[_Part]) -> pa.Array:
 
 
 def java_text(number: float) -> str:
-    """Return a double as Java writes it.
+    """Format a double as Java does.
 
     Only 0, and numbers from 0.001 to below 10 million, have no exponent.
     """

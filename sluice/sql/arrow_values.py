@@ -1,4 +1,4 @@
-"""Values in Arrow: arrays, scalars for every row, and the rows for which a function fails."""
+"""Values in Arrow: arrays, scalars that apply to every row, and masks of the rows that fail."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def valid_rows(value: Value, count: int) -> Mask:
 
 
 def any_of(*masks: Mask | None) -> Mask | None:
-    """Return the rows that are in any of the masks; None if no mask has a row."""
+    """Return a mask of the rows that are in any of the masks; None if there are no such rows."""
     present: list[Mask] = []
     for mask in masks:
         if mask is not None and mask.any():
@@ -121,7 +121,10 @@ def map_present(
 
 
 def ignore_failures(result: Result) -> Result:
-    """Return the result of a `try_` function: null where the function without `try_` fails."""
+    """Return the result of a `try_` function.
+
+    It is null where the function without `try_` fails.
+    """
     return Result(result.values)
 
 

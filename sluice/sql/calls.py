@@ -19,7 +19,7 @@ from sluice.sql.dialect import PARSE_ERRORS, tokens_of, tree_of
 
 @dataclass(frozen=True)
 class TextPart:
-    """A part of an expression's text, from position `start` to before `stop`.
+    """A part of an expression's text, from position `start` up to, but excluding, `stop`.
 
     `text` has no spaces around it.
     """
@@ -135,7 +135,7 @@ def casts_to_text(text: str) -> tuple[tuple[TextPart, TextPart], ...]:
 
 
 def _tokens(text: str) -> tuple[list[Token], dict[int, int]]:
-    """Return the tokens, and the position of each opening bracket's closing bracket."""
+    """Return the tokens, and index of an opening bracket → index of its closing bracket."""
     tokens = tokens_of(text)
     closing: dict[int, int] = {}
     opened = []

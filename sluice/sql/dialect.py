@@ -1,4 +1,4 @@
-"""The dialect in which sqlglot parses expressions: from text to tree and tokens, and back."""
+"""The dialect in which sqlglot turns expressions from text into trees and tokens, and back."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from sluice.sql.words_as_names import places_of_names
 UNTRANSLATED = frozenset(
     {"date_format", "get_json_object", "from_utc_timestamp", "to_utc_timestamp"}
 )
-"""Functions whose arguments sqlglot would change if it knew these functions. `SparkSQL` makes it
-forget them."""
+"""Functions whose arguments sqlglot would change. `SparkSQL` therefore makes sqlglot treat them as
+unknown functions."""
 
 PARSE_ERRORS = (
     SqlglotError,
@@ -50,8 +50,8 @@ def _named_struct(arguments: list[exp.Expr]) -> exp.Expr:
 def _noting_place(parse: Callable[[Any], exp.Expr | None]) -> Callable[[Any], exp.Expr | None]:
     """Return a parser of a function's arguments that also notes the place of the function's name.
 
-    sqlglot notes the places of other functions' names. It calls the parser of the arguments after
-    it has read the name and the opening parenthesis.
+    For other functions, sqlglot does this itself. It calls the parser of the arguments after it has
+    read the name and the opening parenthesis.
     """
 
     def parse_noting_place(parser: Any) -> exp.Expr | None:
@@ -118,7 +118,7 @@ class SparkSQL(Spark):
 
     @override
     def to_json_path(self, path: exp.Expr | None) -> exp.Expr | None:
-        """Return the path itself: sqlglot would log paths that it cannot read."""
+        """Return the path unchanged, because sqlglot would log paths that it cannot read."""
         return path
 
     @override
@@ -127,7 +127,7 @@ class SparkSQL(Spark):
         tokens = super().tokenize(sql, dialect)
         for place in places_of_names(tokens):
             word = tokens[place]
-            # For sqlglot, CASE and IF are names only in backticks.
+            # sqlglot reads CASE and IF as names only in backticks.
             needs_backticks = word.text.upper() in ("CASE", "IF")
             kind = TokenType.IDENTIFIER if needs_backticks else TokenType.VAR
             if word.token_type is not TokenType.IDENTIFIER:

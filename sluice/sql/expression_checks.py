@@ -292,7 +292,7 @@ def _require_top(node: exp.Anonymous, where: str) -> None:
 
 
 def _require_arguments(node: exp.Expr, kinds: _Kinds, text: str, where: str) -> None:
-    """Raise TopologyError for an argument that Spark would refuse, by the table of arguments."""
+    """Raise TopologyError for an argument that Spark would reject, according to the table."""
     if isinstance(node, exp.Column | exp.Literal) or _is_in_lambda(node):
         return
     of_arguments = [kinds.of(argument) for argument in arguments_of(node)]
@@ -377,12 +377,12 @@ class _Kinds:
 
     def __init__(self, tree: exp.Expr, types: Mapping[str, str]) -> None:
         self._types = types
-        # The tree is kept in a cache, so the ids of its nodes stay the same.
+        # A cache keeps the tree alive, so the ids of its nodes stay the same.
         self._of_parts: dict[int, str] = {}
         parts = [type_expression(tree, types)]
         for part in parts:
             # Several expressions may stand for one node, such as the two comparisons of BETWEEN.
-            # The expression that has the node's own type comes before its parts.
+            # Keep the first one: the expression with the node's own type comes before its parts.
             self._of_parts.setdefault(id(part.node), part.type)
             parts.extend(part.parts)
 

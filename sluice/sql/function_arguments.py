@@ -36,15 +36,15 @@ class Accepted:
     heads: frozenset[str]
     """The types without their digits, elements and fields."""
     advice: str
-    """What an author can do with a value of another type."""
+    """Advice on what to do with a value of another type."""
 
 
 def _accepted(name: str, heads: Iterable[str], advice: str) -> Accepted:
     return Accepted(name, frozenset(heads), advice)
 
 
-# Spark converts a text to a number or a time where a function needs one, with the exception of
-# functions that take a PLAIN_NUMBER, a PLAIN_WHOLE, a MOMENT or a DATE.
+# Where a function needs a number or a time, Spark converts a text. The exceptions are functions
+# that take a PLAIN_NUMBER, a PLAIN_WHOLE, a MOMENT or a DATE.
 _CAST = "Use another field, or convert it"
 NUMBER = _accepted("a number", {*_NUMBERS, "STRING"}, f"{_CAST}: CAST(... AS DOUBLE).")
 WHOLE = _accepted("a whole number", {*_WHOLE, "STRING"}, f"{_CAST}: CAST(... AS BIGINT).")
@@ -297,8 +297,8 @@ def _unfit_together(
         case exp.Concat() | exp.DPipe():
             return _unlike(kinds[0], arguments, kinds, _are_both_lists_or_texts)
         case exp.Case() if node.this is not None:
-            # First come the types of x and of the values with which `CASE x` compares it, and then
-            # the types of the results.
+            # The first types are those of x and of the values with which `CASE x` compares it. Then
+            # come the types of the results.
             return _unlike(kinds[0], arguments, kinds[: 1 + len(node.args["ifs"])], _are_comparable)
         case _ if isinstance(node, _OF_ONE_TYPE):
             return _unlike(kinds[0], arguments, kinds, _are_comparable)
@@ -325,7 +325,7 @@ def _accepted_by(node: exp.Expr) -> Sequence[Accepted | None]:
     name = aggregate_name(node)
     if (takes := ARGUMENTS.get(_SAME_ARGUMENTS.get(name, name))) is not None:
         return [_OF_TAKES[each] for each in takes]
-    # The values of `CASE x WHEN y` are compared with x.
+    # In `CASE x WHEN y`, the value y is compared with x.
     if (
         isinstance(node, exp.If)
         and isinstance(node.parent, exp.Case)

@@ -54,7 +54,7 @@ class ParsedExpression:
         return self._replaced(columns, lambda name, _: name)
 
     def on_results(self, results: Mapping[str, str]) -> str:
-        """Return the expression with intermediate results' names replaced by `results[name]`.
+        """Return the expression, with `results[name]` in place of intermediate results' names.
 
         The author did not choose the names of intermediate results. If Spark would name a field of
         the result after an intermediate result, the field gets a number instead, such as `col1`.
@@ -189,7 +189,7 @@ def _levels(tree: exp.Expr) -> int:
 
 
 def _brackets(text: str) -> int:
-    """Return how deep brackets, and CASE ... END, are nested."""
+    """Return the depth to which brackets, and CASE ... END, are nested."""
     opening, closing = (*OPENING, TokenType.CASE), (*CLOSING, TokenType.END)
     depth = deepest = 0
     for token in tokens_of(text):
@@ -221,13 +221,13 @@ def reference(name: str) -> str:
 def backticks_for(text: str, known: Mapping[str, str]) -> str:
     """Return advice to write backticks around fields that need them, if the text lacks them.
 
-    `known` are the fields with their types, from which the fields of nested objects follow.
+    `known` has the fields with their types. The types contain the fields of nested objects.
     """
     bare: list[str] = []
     for name in dict.fromkeys(names_within(known)):
         if reference(name) != name and _in_backticks(text, [name]) != text:
             bare.append(name)
-    # Backticks around a word that the text uses as a keyword make the text invalid.
+    # If the text uses one of the words as a keyword, backticks around it make the text invalid.
     if not _is_expression(_in_backticks(text, bare)):
         bare = [name for name in bare if _is_expression(_in_backticks(text, [name]))]
     if not bare:
@@ -312,7 +312,7 @@ def require_known(expression: ParsedExpression, known: Mapping[str, str], where:
 
 
 def require_aggregate(expression: ParsedExpression, where: str, *, aggregate: bool) -> None:
-    """Raise TopologyError if the expression aggregates and must not, or vice versa."""
+    """Raise TopologyError if an expression aggregates, but must not, or the other way round."""
     if aggregate and not expression.aggregates:
         raise TopologyError(
             f"{where}: {expression.text!r} must aggregate, like count(*) or sum(x).",

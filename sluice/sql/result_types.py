@@ -83,9 +83,9 @@ def map_type(key: str, value: str) -> str:
 
 
 def widest_type(kinds: Kinds) -> str:
-    """Return the type to which Spark converts values of these types, also if their parts differ.
+    """Return the type to which Spark converts values of these types, even if their parts differ.
 
-    Empty if it is unknown.
+    Empty if the type is unknown.
     """
     different = known_types(kinds)
     if len(different) < 2:
@@ -313,7 +313,7 @@ def _result_of(function: exp.Expr | None, variables: Kinds, type_in: TypeIn) -> 
 
 
 def _with_columns(body: exp.Expr, names: set[str]) -> exp.Expr:
-    """Return the body of a lambda with a column in place of each of these variables."""
+    """Return the body of a lambda, with a column in place of each of these variables."""
     # `replace` works only on a node with a parent.
     root = exp.Paren(this=body.copy())
     for name in [*root.find_all(exp.Identifier)]:
@@ -394,15 +394,12 @@ def _zip_of_lists(node: exp.Expr, kinds: Kinds) -> str:
 
 
 def _branch(node: exp.Expr, kinds: Kinds) -> str:
-    """Return the type of an IF, which is the type of one of its two results."""
+    """Return the type of an IF: the common type of its two results."""
     return _common(kinds[1:])
 
 
 def _branches(node: exp.Expr, kinds: Kinds) -> str:
-    """Return the type of a CASE, which is the type of one of its results.
-
-    These follow the conditions.
-    """
+    """Return the type of a CASE: the common type of its results. These follow the conditions."""
     conditions = len(node.args["ifs"]) + (node.this is not None)
     return _common(kinds[conditions:])
 
@@ -428,7 +425,7 @@ def _of_variant(node: exp.Expr, kinds: Kinds) -> str:
 
 
 def _of_constant(schema: exp.Expr | None) -> str:
-    """Return the type that a constant text describes; empty for a schema that is computed."""
+    """Return the type that a constant text describes; empty if the schema is computed."""
     if isinstance(schema, exp.Literal) and schema.is_string:
         return type_of_schema(schema.name)
     return ""

@@ -68,7 +68,7 @@ Resolve: TypeAlias = Callable[[exp.Expr, Kinds], Signature]
 Order: TypeAlias = Literal["until null", "backwards", "from divisor", "all"]
 """Which arguments Spark computes for a row:
 
-- "until null": one after the other, up to the first argument that is null,
+- "until null": in order, up to the first argument that is null,
 - "backwards": the same, but beginning with the last argument,
 - "from divisor": like "backwards", but also only up to an argument that is 0, or
 - "all": all arguments.
@@ -277,7 +277,7 @@ def _comparison(node: exp.Expr, kinds: Kinds) -> Signature:
     is_comparable = kind in _COMPARABLE or is_exact(kind)
     if not is_comparable or is_in_doubles:
         return Signature("BOOLEAN", None, fails)
-    # The options of IN come from UNNEST(...) or from a query, which only Spark computes.
+    # Without listed options, IN has UNNEST(...) or a query, which only Spark computes.
     if isinstance(node, exp.In) and not node.expressions:
         return Signature("BOOLEAN", None, fails=True)
     return Signature("BOOLEAN", (kind,) * len(kinds), fails)
@@ -298,7 +298,7 @@ def _comparison_type(kinds: list[str]) -> str:
 
 def _fewest_digits(kind: str) -> tuple[int, int]:
     """Return the precision and scale of the smallest decimal that holds all numbers of a type."""
-    # Spark's decimal for a BIGINT has 20 digits, but 19 hold the largest BIGINT.
+    # Spark's decimal for a BIGINT has 20 digits, but the largest BIGINT has only 19 digits.
     if kind == "BIGINT":
         return (19, 0)
     return digits(kind)
@@ -411,7 +411,10 @@ def _numbers(kinds: Kinds) -> str:
 
 
 def _operands_digits(node: exp.Expr, kinds: Kinds) -> list[tuple[int, int]]:
-    """Return each argument's precision and scale; an integer literal has its text's digits."""
+    """Return each argument's precision and scale.
+
+    An integer literal has just the digits of its text.
+    """
     pairs: list[tuple[int, int]] = []
     for argument, kind in zip(_arguments_of(node), kinds, strict=True):
         if isinstance(argument, exp.Literal) and is_integer(kind):
@@ -505,7 +508,7 @@ def _absolute(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _number_of(kind: str) -> str:
-    """Return the type of number to which Spark converts a value; empty if not number or text."""
+    """Return the number type to which Spark converts a value; empty if it is no number or text."""
     if kind == "STRING":
         return "DOUBLE"
     return _if_number(kind)
@@ -530,8 +533,8 @@ def _null_on_failure(resolve: Resolve) -> Resolve:
 
     def resolve_or_null(node: exp.Expr, kinds: Kinds) -> Signature:
         signature = resolve(node, kinds)
-        # `try_` does not prevent NaN and infinity. They cannot be written, so a record with them
-        # still fails.
+        # `try_` does not prevent NaN and infinity. They cannot be written, so records with such
+        # results still fail.
         fails = signature.operands is None or "DOUBLE" in (*signature.operands, signature.type)
         return Signature(signature.type, signature.operands, fails)
 
@@ -602,7 +605,7 @@ def _cast(node: exp.Expr, kinds: Kinds) -> Signature:
     is_tried = bool(node.args.get("safe"))
     if to == "STRING":
         is_known = of in _TO_TEXT or is_decimal(of)
-        # Bytes that are not UTF-8 have no text: see `fallible.with_utf8_checks`.
+        # Bytes that are not UTF-8 cannot become a text: see `fallible.with_utf8_checks`.
         fails = of in ("", "BINARY") and not is_tried
         return Signature(to, _kinds_if(is_known, kinds), fails)
     if isinstance(node.this, exp.Literal) and is_plain_time(node.this.name, to):
@@ -642,7 +645,7 @@ def _is_widening(of: str, to: str) -> bool:
     if not is_exact(of) or not is_decimal(to):
         return False
     (of_precision, of_scale), (precision, scale) = digits(of), precision_and_scale(to)
-    # Spark's decimal for a BIGINT has 20 digits, but 19 hold the largest BIGINT.
+    # Spark's decimal for a BIGINT has 20 digits, but the largest BIGINT has only 19 digits.
     if of == "BIGINT":
         of_precision = 19
     return of_scale <= scale and of_precision - of_scale <= precision - scale
@@ -675,7 +678,8 @@ def _field_name(node: exp.Expr) -> str:
     """Return a field's name: after AS, or a path's last part; empty for other expressions."""
     match node.unnest():
         case exp.PropertyEQ() as named:
-            # sqlglot numbers the fields that have no name. These numbers have no place in the text.
+            # sqlglot numbers the fields that have no name. Unlike names, these numbers have no
+            # position in the text.
             is_name = not named.this.meta.keys().isdisjoint(("start", GIVEN))
             if is_name:
                 return named.name
@@ -753,7 +757,7 @@ _JSON_OPTIONS = tree_of(struct_json("x")).args["options"]
 
 
 def _json_text(node: exp.Expr, kinds: Kinds) -> Signature:
-    # With other options, to_json writes other texts, which only Spark knows.
+    # With other options, `to_json` writes other texts, which only Spark can write.
     is_known = node.args.get("options") == _JSON_OPTIONS and bool(struct_fields(kinds[0]))
     if not is_known:
         return Signature("STRING", None, fails=True)
@@ -868,7 +872,7 @@ decimals."""
 
 
 def _has_same_text(kind: str) -> bool:
-    """Return whether Arrow and Spark write the values of a type as the same text."""
+    """Return whether Arrow and Spark write values of this type as the same text."""
     return is_integer(kind) or is_decimal(kind) or kind in _SAME_TEXT
 
 
@@ -1014,7 +1018,7 @@ def _truncation(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _days_added(node: exp.Expr, kinds: Kinds) -> Signature:
-    # sqlglot writes date_sub as an addition of `days * -1`, so even constant days are an
+    # sqlglot turns `date_sub` into an addition of `days * -1`, so even constant days are an
     # expression.
     is_constant = node.expression.find(exp.Column) is None
     is_known = kinds == ("DATE", "INT") and node.args["unit"].name.upper() == "DAY" and is_constant

@@ -1,4 +1,4 @@
-"""Finds what sqlglot accepts in expressions, but Spark refuses or reads in another way."""
+"""Finds syntax that sqlglot accepts in expressions, but Spark rejects or reads in another way."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def reason_to_refuse(text: str, tree: exp.Expr) -> str:
 
 
 def foreign_sign(text: str) -> str:
-    """Find a sign or word that is not an operator of Spark SQL, and say what to do.
+    """Describe a sign or word that is not an operator of Spark SQL, with advice.
 
     Return an empty text if there is none.
     """
@@ -223,7 +223,7 @@ def _is_number_of_spark(text: str) -> bool:
 
 
 def _foreign_signs(text: str, tokens: Sequence[Token]) -> Iterator[str]:
-    """Yield each sign or word for an operator that Spark SQL reads in another way or not at all."""
+    """Yield each operator that Spark SQL reads in another way or not at all."""
     arguments = {token.end + 1 for token in functions_in(tokens)}
     before: Token | None = None
     begins_before = True

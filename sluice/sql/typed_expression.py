@@ -113,7 +113,7 @@ def _by_rule(node: exp.Expr, rule: Rule, parts: tuple[TypedExpression, ...]) -> 
         and parts[0].fails
     ):
         # Spark's optimizer replaces `struct(a, b).a` by `a` and does not compute `b`, so `b` cannot
-        # fail. Arrow would compute `b`, and could fail, so only Spark computes this expression.
+        # fail. Arrow would compute `b`, which could fail. So only Spark computes this expression.
         signature = Signature(signature.type, None, signature.fails)
     return TypedExpression(node, rule_key(node), signature, parts)
 

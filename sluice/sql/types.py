@@ -78,7 +78,7 @@ def known_types(kinds: Iterable[str]) -> list[str]:
 def common_type(kinds: Iterable[str]) -> str:
     """Return the type to which Spark converts values of these types.
 
-    An empty text if the type is unknown, or if the conversion can fail.
+    Return an empty text if the type is unknown, or if the conversion can fail.
     """
     different = known_types(kinds)
     if not different:
@@ -99,7 +99,7 @@ def common_type(kinds: Iterable[str]) -> str:
 
 
 def declared(tree: exp.DataType) -> str:
-    """Return the type that a CAST names, in the form that contracts use."""
+    """Return the type that a CAST names, in the form of contracts."""
     kind = canonical(text_of(tree))
     if is_decimal(kind):
         return decimal(*precision_and_scale(kind))

@@ -54,7 +54,7 @@ UNITS = frozenset(
 
 
 def places_of_names(tokens: Sequence[Token]) -> Iterator[int]:
-    """Yield the places of tokens that can only be fields, or first parts of paths such as `a.b`."""
+    """Yield the indices of tokens that must be fields, or first parts of paths such as `a.b`."""
     # Treat the tokens as if they were within parentheses.
     words = ["(", "(", *map(_word, tokens), ")", ")", ")"]
     depth_of_type = 0

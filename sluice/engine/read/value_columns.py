@@ -175,7 +175,7 @@ class ValueColumns:
 
     @property
     def assumed_ms(self) -> str | None:
-        """The field of the event time, if its numbers have no declared unit and are read as ms."""
+        """The field of the event time if its numbers have no declared unit, and are read as ms."""
         field = self.source.event_time
         is_number = field is not None and self.source.types.get(field) == "BIGINT"
         return field if is_number and self.source.time_unit is None else None

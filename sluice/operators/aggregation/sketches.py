@@ -198,7 +198,7 @@ class Histogram(msgspec.Struct, Generic[T], array_like=True):
         return Histogram(counts, bins, *_range((self.least, other.least, self.most, other.most)))
 
     def percentile(self, part: float) -> T | float | None:
-        """Return the least number that at least the share `part` of all numbers does not exceed."""
+        """Return the smallest number that is not below the share `part` of all numbers."""
         counts: dict[Any, int] = self.bins or self.counts
         rank = max(math.ceil(part * sum(counts.values())), 1)
         for place in sorted(counts):

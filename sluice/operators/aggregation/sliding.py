@@ -68,7 +68,7 @@ class SlidingAggregate(WindowAggregation):
             state.setdefault(start, window)
 
     def _forgotten_windows(self, state: Windows, row: Row) -> Windows:
-        """Return windows forgotten because another cogrouped stream is far ahead of the row's.
+        """Return windows that were forgotten because another cogrouped stream is far ahead.
 
         If the row is not late for such a window, the window begins again with the row.
         """

@@ -134,7 +134,7 @@ def neighbourhoods_of(
 
 
 def are_apart(begins: Integers, ends: Integers, gap: int) -> Mask:
-    """Return which earlier sessions are at most a gap after another but were not merged with it.
+    """Return a mask of earlier sessions at most a gap after another, but not merged with it.
 
     The other session had closed for the partition whose record began the later session, but not yet
     for all partitions. `begins` and `ends` are the places of the sessions.

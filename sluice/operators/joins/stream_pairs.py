@@ -196,7 +196,7 @@ def _pairs(lateness: JoinLateness, records: JoinRecords) -> tuple[Indices, Indic
 
 
 def _sorted_side(records: JoinRecords, side: int, places: Indices) -> Indices:
-    """Return a side's records that have a value, sorted by place (key and time) and order."""
+    """Return a side's records with a value, sorted by place (key and time) and then by order."""
     of_side = np.flatnonzero((records.sides == side) & records.has_value)
     # The stored records arrived first, but are last in the columns.
     count_of_rows = np.searchsorted(of_side, len(records.times) - len(records.stored))
