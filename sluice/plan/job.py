@@ -116,7 +116,7 @@ class Job:
 
     @property
     def unmatched_patterns(self) -> Mapping[str, int]:
-        """The patterns whose topics are not known yet, each with the most topics it may match."""
+        """Pattern → the most topics that it may match, for patterns without known topics."""
         most_topics: dict[str, int] = {}
         for source in self.streams:
             if source.topic == source.pattern:

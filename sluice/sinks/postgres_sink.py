@@ -352,7 +352,10 @@ class PostgresTables:
             )
 
     def _locked_epoch(self, database: psycopg.Connection) -> int:
-        """Lock the pipeline's row until the transaction ends, and return its epoch, or 0."""
+        """Lock the pipeline's row until the transaction ends.
+
+        Return its epoch, or 0 without a row.
+        """
         row = database.execute(
             SQL("SELECT epoch FROM {} WHERE pipeline = %s FOR UPDATE").format(Identifier(BATCHES)),
             [self.pipeline],

@@ -146,7 +146,7 @@ def require_valid(text: str, types: Mapping[str, str], where: str, need: Need = 
 
 
 def _require_backticks(tokens: Sequence[Token], types: Mapping[str, str], where: str) -> None:
-    """Raise TopologyError if a bare name is a field and also a constant or function of SQL."""
+    """Raise TopologyError if a bare name is a field, but also a constant or function of SQL."""
     for before, token, after in zip([None, *tokens], tokens, [*tokens[1:], None], strict=False):
         is_condition = before is not None and before.text.upper() in ("IS", "NOT")
         is_call = after is not None and after.token_type is TokenType.L_PAREN
@@ -340,7 +340,10 @@ def _require_text(node: exp.Expr, kinds: _Kinds, text: str, where: str) -> None:
 
 
 def _misplaced(tree: exp.Expr, text: str) -> Iterator[tuple[str, str]]:
-    """Describe aggregates in aggregates, and fields outside of aggregates, each with advice."""
+    """Yield misplaced aggregates, and misplaced fields: for each, a description and advice.
+
+    Aggregates must not be within aggregates, and fields must not be outside of them.
+    """
     inner = [node for node in tree.walk() if aggregates(node)]
     if not inner:
         return

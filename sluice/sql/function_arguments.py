@@ -99,7 +99,7 @@ _OF_TAKES: dict[Takes, Accepted | None] = {
 """Requirement on an argument of an aggregate → the Spark SQL types that meet it."""
 
 _SAME_ARGUMENTS = {"median": "percentile", "count_if": "bool_and"}
-"""Aggregate that another aggregate computes → an aggregate that takes the same arguments."""
+"""Aggregate → another aggregate that takes the same arguments, and computes it."""
 _COMPARISONS = (
     exp.EQ,
     exp.NEQ,

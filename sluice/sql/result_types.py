@@ -56,7 +56,7 @@ def path_type(kind: str, names: Sequence[str]) -> str:
 
 
 def _part_type(kind: str, name: str) -> str:
-    """Return the type that a path reads: a field, a map's value, or a field of a list's objects."""
+    """Return the type of a path's next part: a field, a map's value, or a list elements' field."""
     if element := element_type(kind):
         # Spark cannot read the fields of objects in a list of lists.
         return list_type(_field_type(element, name))

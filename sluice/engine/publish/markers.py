@@ -30,7 +30,7 @@ from sluice.state.shard.shard import Checksums
 from sluice.values.record_places import Range
 
 MARKER_SETTINGS: Mapping[str, str] = {"cleanup.policy": "compact", **STAMPED_BY_BROKER}
-"""The settings of a topic of markers. The broker's timestamps show the broker's clock."""
+"""The settings of a topic of markers. The broker stamps the records, and so shows its clock."""
 _REGISTRATION = "registration"
 
 

@@ -29,7 +29,7 @@ def share_subexpressions(spark: SparkSession, *, shared: bool) -> None:
     Forbid it for a query with fallible expressions: if two of them share a subexpression, Spark
     would compute it outside of both, where a failure ends the query.
     """
-    # `getConf` would copy all settings, each with calls of the JVM.
+    # Not `getConf`: it would copy all settings, with several calls of the JVM for each.
     usual = str(spark.sparkContext._conf.get(_SHARING, "true"))
     spark.conf.set(_SHARING, usual if shared else "false")
 
