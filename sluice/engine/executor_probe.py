@@ -1,7 +1,7 @@
 """Checks the packages and connections of executors, for `sluice check --master`.
 
-The checks run in a task on an executor. The module imports only Python's own modules, so that it
-can also run where packages are missing.
+The checks run in a task on an executor. The module imports only Python's own modules, so it also
+runs where packages are missing.
 """
 
 from __future__ import annotations

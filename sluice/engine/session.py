@@ -243,7 +243,7 @@ def prepare_for(spark: SparkSession, *, computes_sql: bool, records: int) -> Non
     chosen = INTERPRETED | _ROW_BATCHES
     if computes_sql:
         chosen = (INTERPRETED if records < FEW_RECORDS else COMPILED) | _RECORDS
-    # `getConf` would copy all settings, each with calls of the JVM.
+    # Not `getConf`: it would copy all settings, with several calls of the JVM for each.
     configured = spark.sparkContext._conf
     for name, value in chosen.items():
         if not configured.contains(name):

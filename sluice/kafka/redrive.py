@@ -234,7 +234,7 @@ def _send(
         until = time.monotonic() + _TIMEOUT_S
         while not errors and producer.flush(_WAIT_S) and time.monotonic() < until:
             # Stop at the first error. After an error, the client does not send the other records,
-            # and `flush` would wait for them in vain.
+            # and the loop would wait for them until its time limit.
             pass
         for letter, error in errors:
             if error.code() in _RECORD_REFUSED:

@@ -381,7 +381,7 @@ def described_topics(
 
 
 def require_writable(kafka: Mapping[str, str], topics: Collection[str]) -> None:
-    """Raise EngineError if one of the topics is gone, or if Kafka denies to write to it.
+    """Raise EngineError if one of the topics does not exist, or if Kafka denies to write to it.
 
     Call this to explain why a write fails or takes long. Does nothing if no broker answers.
     """

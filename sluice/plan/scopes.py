@@ -396,7 +396,7 @@ class Scopes:
                 return self._function_results(node, after, name)
 
     def _function_results(self, node: nodes.Apply, scope: Scope, result: str) -> Scope:
-        """Return the scope after a function, with the returned value and the key, if returned."""
+        """Return the scope after a function: with its value, and with its key if it returns one."""
         name = result_column(node.number)
         scope = self._next_layer_with(
             scope,

@@ -4,8 +4,8 @@ When the topics of an operator have had no new records for `advance_when_idle`, 
 stream time advances as fast as the clock. From then on, stream time is the largest event time so
 far, plus the time since the last record was read, minus `advance_when_idle`. Stream time advances
 in this way only in batches without records. A run begins such batches after it has read all
-records, so that unread records cannot become late. Stream time advances only for operators that
-hold back results, and only once such a result is due.
+records, so unread records cannot become late. Stream time advances only for operators that hold
+back results, and only once such a result is due.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a column writer needs to know about each part of a schema: see `json_column_encoder`."""
+"""The parts of a schema, as column writers need them: see `json_column_encoder`."""
 
 from __future__ import annotations
 

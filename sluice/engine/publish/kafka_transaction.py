@@ -77,7 +77,7 @@ _FAST: dict[str, str | bool] = {
     **ANY_SIZE,
 }
 _SLOW_S = 3.0
-"""After each further wait of this length, a writer checks whether it waits in vain."""
+"""After each further wait of this length, a writer checks whether the wait is useless."""
 _BATCH_BYTES = 1_000_000
 _DEAD_LETTER_HEADERS = 1 << 20
 """Bytes by which a dead letter may exceed the rejected record."""
@@ -117,7 +117,7 @@ class TransactionalOutput:
         self.topic_ids: Mapping[str, str] = {}
         """Topic → Kafka's id of the topic that the writer writes to, for the markers."""
         self.why_unwritable: Callable[[], EngineError | None] = lambda: None
-        """Returns the error because of which a wait for the broker is useless, if any."""
+        """Returns the error that makes a wait for the broker useless, if there is one."""
 
     @property
     def markers(self) -> Mapping[int, Marker]:
@@ -349,14 +349,14 @@ class TransactionalOutput:
         try:
             yield
         except KafkaException as error:
-            # This error only says that the transaction has failed. A commit raises the broker's
-            # error, which says why.
+            # This error does not give the reason why the transaction has failed. A commit raises
+            # the broker's error, which does.
             if error.args[0].code() == KafkaError._STATE:
                 self._producer.commit_transaction(TIMEOUT_S)
             raise
 
     def _denial_named(self) -> AbstractContextManager[None]:
-        """Name the operation if Kafka denies it. The client does not say which topic it was."""
+        """Name the operation if Kafka denies it. The client's error does not name the topic."""
         topics = sorted({*self._topics, self._writer.markers})
         return denial_named(WRITE, " or ".join(topics), self._writer.transactional_id)
 

@@ -236,8 +236,8 @@ class Publisher:
             self.storage.forget_failures(number, self.lease.epoch)
             raise
         # A batch without records can still move the offsets on: past aborted transactions, or
-        # because a partition is new. Such a batch is published so that the ledger has the new
-        # positions.
+        # because a partition is new. Such a batch is published to store the new positions in the
+        # ledger.
         if not result.is_empty:
             self._expire_windows(batch, result.stream_times)
         audit = self._audit(batch, collected)

@@ -38,7 +38,7 @@ class PipelineChange:
 
     weight: Weight
     text: str
-    """What has changed."""
+    """A description of the change."""
     effect: str
     """The change's effect, as a full sentence."""
 

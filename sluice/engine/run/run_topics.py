@@ -1,7 +1,7 @@
 """All topics of a run. One request to a broker shows whether they are still the same topics.
 
 A run makes this request when it begins, before the output of each batch, when it has read all
-records, and while it lingers. The connection to the broker stays open, so that a request takes
+records, and while it lingers. The connection to the broker stays open, so a request takes only
 about a millisecond.
 """
 

@@ -166,7 +166,7 @@ def _require_readable(described: StoreInfo, store: SharedStore, kind: str, reade
 
 
 def _differences(published: str, read: str) -> Iterator[str]:
-    """Yield each difference because of which a published type cannot be read as the type `read`."""
+    """Yield each difference that prevents reading a published type as the type `read`."""
     fields, published_fields = struct_fields(read), struct_fields(published)
     if not fields or not published_fields:
         if not _fits(published, read):

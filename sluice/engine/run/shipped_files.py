@@ -35,8 +35,8 @@ def send_to_executors(spark: SparkContext, file: Path) -> None:
 def modules_archive(file: Path) -> Path | None:
     """Write the modules beside a pipeline's file to an archive, whose name has their hash.
 
-    Return None if there are no such modules. The archive is in a folder of its own, in which nobody
-    else can write, until this process ends: Spark reads the archive whenever an executor needs it.
+    Return None if there are no such modules. Until this process ends, the archive is in its own
+    folder, in which nobody else can write: Spark reads the archive whenever an executor needs it.
     """
     contents = {path.relative_to(file.parent): path.read_bytes() for path in modules_beside(file)}
     if not contents:

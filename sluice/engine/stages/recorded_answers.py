@@ -1,8 +1,8 @@
 """Calls services or databases for an operator, and records the answers in the worker's shard.
 
 An answer is stored under the record and the input for which it was given. So a batch that is
-repeated after a crash asks only for rows without a recorded answer, and a rebuild, which copies the
-answers, repeats none of the calls.
+repeated after a crash makes calls only for rows without a recorded answer. A rebuild copies the
+answers, and repeats none of the calls.
 """
 
 from __future__ import annotations
