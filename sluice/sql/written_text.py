@@ -29,7 +29,10 @@ def written(node: exp.Expr, text: str) -> str:
 
 
 def written_name(node: exp.Expr, text: str) -> str:
-    """Return the author's name of a function, in lower case, or of an operator and its operands."""
+    """Return a function's name as the author wrote it, but in lower case.
+
+    For an operator, return its text with the operands.
+    """
     start, stop = node.meta.get("start"), node.meta.get("end")
     if isinstance(node, exp.Func) and start is not None and stop is not None:
         return text[start : stop + 1].lower()

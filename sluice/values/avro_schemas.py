@@ -220,7 +220,10 @@ def _within(namespace: str, name: str) -> str:
 
 
 def _logical(schema: Mapping[str, Any], kind: str, size: int = 0) -> tuple[str, int, int]:
-    """Return the logical type with its digits; empty if Avro's specification says to ignore it."""
+    """Return the logical type and its digits.
+
+    The type is empty if there is none, or if Avro's specification says to ignore it.
+    """
     logical = schema.get("logicalType")
     if not isinstance(logical, str) or kind not in _LOGICAL.get(logical, ()):
         return "", 0, 0

@@ -58,7 +58,7 @@ def divided(
         most = most_records()
         share = min(most / unread, 1)
         if most / 2 < unread <= most:
-            # If this batch took all of the rest, the last batch would be large.
+            # Do not read all remaining records in this batch: the last batch is to be small.
             share = _SHARE_BEFORE_LAST
         for topic, starts in position.items():
             for partition, start in starts.items():

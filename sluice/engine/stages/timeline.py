@@ -196,10 +196,10 @@ class Timeline:
 
     @cached_property
     def searches(self) -> tuple[tuple[Indices, Times], ...]:
-        """The advances at which a join may search for unmatched records, by side.
+        """By side, the advances at which a join may search for unmatched records, with their times.
 
-        Each advance is that of a row of this side. The stream time after each of them is the second
-        array. Only for topics with one partition.
+        Each advance of a side is that of a row of this side. Its time is the stream time after it.
+        Only for topics with one partition.
         """
         # Kafka Streams searches for unmatched records only when it processes a record that is not
         # out of order.

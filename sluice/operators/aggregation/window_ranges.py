@@ -46,7 +46,7 @@ class Line:
 
     @classmethod
     def over(cls, keys: int, times: Integers, reach: int) -> Self:
-        """Return the line for this number of keys, and all times at most `reach` from `times`.
+        """Return the line for this number of keys and for all times within `reach` of `times`.
 
         Raises TooManyWindowsError if a place would not fit 64 bits.
         """
