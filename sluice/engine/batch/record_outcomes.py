@@ -93,7 +93,7 @@ class RecordOutcome:
         self.dropped = {"null_key": np.zeros_like(applied), "null_value": np.zeros_like(applied)}
 
     def decided(self) -> tuple[Integers, Integers]:
-        """Return each row's outcome if operators use their rows, and its number `undecided`."""
+        """Return two arrays: outcomes, assuming that operators use their rows, and `undecided`."""
         masks = [self.applied, self.late, *self.dropped.values(), self.rejected, self.skipped]
         dropped = [PASSED_OVER[reason] for reason in self.dropped]
         outcomes = [Outcome.APPLIED, Outcome.LATE, *dropped, Outcome.REJECTED, Outcome.SKIPPED]
