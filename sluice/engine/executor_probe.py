@@ -1,6 +1,7 @@
-"""Checks what a run needs, in a task on an executor, for `sluice check --master`.
+"""Checks the packages and connections of executors, for `sluice check --master`.
 
-The module imports only Python's own modules, so that it can also run where packages are missing.
+The checks run in a task on an executor. The module imports only Python's own modules, so it also
+runs where packages are missing.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Finding:
     error: str = ""
     """What is wrong; empty if the check has passed."""
     differs: bool = False
-    """Whether something is not as on the driver's host, without being an error."""
+    """Whether the finding differs from the driver's host, without being an error."""
 
     @property
     def result(self) -> str:
@@ -38,7 +39,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """What a task has found, and the time on its host's clock, epoch s."""
+    """The findings of one task, and the time on its host's clock, epoch s."""
 
     host: str
     findings: tuple[Finding, ...]
@@ -47,7 +48,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Probe:
-    """What a task checks."""
+    """The checks that a task makes."""
 
     packages: Mapping[str, str]
     """Package that tasks import → its version on the driver's host."""
@@ -58,7 +59,10 @@ class Probe:
     """Host and port of each state server that writes shards."""
 
     def report(self) -> Report:
-        """Make all checks. An error of one check does not keep the others from being made."""
+        """Make all checks.
+
+        If one check raises an error, the others are made nevertheless.
+        """
         host = socket.gethostname()
         checks: dict[str, Callable[[], str]] = {
             "Python": lambda: platform.python_version(),
@@ -100,7 +104,8 @@ class Probe:
         from sluice.kafka.brokers import require_brokers, silent_admin
 
         require_brokers(self.kafka)
-        # The first broker that answers names the addresses at which clients reach the others.
+        # The first broker that answers returns the addresses under which clients reach the other
+        # brokers.
         brokers = silent_admin(self.kafka).list_topics(timeout=CONNECT_SECONDS).brokers.values()
         addresses = [(str(broker.host), int(broker.port)) for broker in brokers]
         for address in addresses:
@@ -111,7 +116,7 @@ class Probe:
         from sluice.state.database import database_errors, database_url, open_engine
 
         for url in self.databases.values():
-            # The address of a shard also names its schema, which only shards know.
+            # A shard's URL also names its schema, but this check needs only the database.
             database = database_url(url).difference_update_query(["schema"])
             engine = open_engine(database)
             try:

@@ -27,16 +27,17 @@ DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.python.daemon.module": "sluice.engine.worker_daemon",
-    # If a function crashes Python, Spark's error contains the function's traceback.
+    # With this setting, Spark's error contains a function's traceback if the function crashes
+    # Python.
     "spark.python.worker.faulthandler.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
-    # There is no limit, because with a limit Spark would compute the batch's size after
-    # every row, which takes longer than writing the row.
+    # The largest possible limit switches the limit off. Otherwise, Spark would compute the batch's
+    # size after every row, which takes longer than writing the row.
     "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
     "spark.sql.streaming.metricsEnabled": "false",
-    # By default, each session initializes the functions of Spark's ML library, which takes a second
-    # of CPU time, because the library's jar registers them as an extension. Extensions in
+    # By default, each session initializes the functions of Spark's ML library, because the
+    # library's jar registers them as an extension. This takes a second of CPU time. Extensions in
     # `spark.sql.extensions` are used with and without this setting.
     "spark.sql.extensions.test.loadFromCp": "false",
     # By default, Spark keeps the plans and metrics of the newest 1,000 queries, stages and jobs for
@@ -45,9 +46,9 @@ DEFAULTS = {
     "spark.ui.retainedJobs": "100",
     "spark.ui.retainedStages": "100",
     "spark.ui.retainedTasks": "1000",
-    # The files of a query's shuffles are deleted when the JVM has collected the query as
-    # garbage. Spark asks for a full collection, by default only every 30 minutes, and a run
-    # that lingers may cause no earlier collection.
+    # The files of a query's shuffles are deleted when the JVM has collected the query as garbage.
+    # By default, Spark asks for a full collection only every 30 minutes, and a lingering run may
+    # cause none before.
     "spark.cleaner.periodicGC.interval": "5min",
     # By default, each query starts more threads in these pools, up to 1,024. A
     # thread ends after an idle minute.
@@ -65,23 +66,24 @@ INTERPRETED = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
-"""Settings with which Spark interprets a query's expressions, rather than generate and compile Java
-code for them."""
+"""Settings that make Spark interpret a query's expressions, instead of generating and compiling
+Java code for them."""
 COMPILED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
 _ROWS_AT_ONCE = "spark.sql.execution.arrow.maxRecordsPerBatch"
 """The most rows that Spark hands to Python, or gets from Python, at once."""
 _RECORDS, _ROW_BATCHES = {_ROWS_AT_ONCE: "20000"}, {_ROWS_AT_ONCE: "4"}
-"""The settings for rows that are records, and for rows that are row batches, each of which has
+"""The settings for rows that are records, and for rows that are row batches. Each row batch has
 thousands of rows."""
 _CLASSES = ("PythonSQLUtils", "PythonUtils", "SimplePythonFunction", "functions")
 
 FEW_RECORDS = 50_000
-"""If a query reads fewer records than this, compiling its expressions takes longer than it
-saves."""
+"""A query that reads fewer records than this does not compile its expressions, because compiling
+would take longer than it saves."""
 
 
 Starting: TypeAlias = "SparkSession | Future[SparkSession]"
-"""A session, or a session that is being started, while a run already reads Kafka and the ledger."""
+"""A session, or a session that is still being started: a run can already read Kafka and the ledger
+meanwhile."""
 
 
 def wait_for_session(spark: Starting) -> SparkSession:
@@ -90,7 +92,10 @@ def wait_for_session(spark: Starting) -> SparkSession:
 
 
 def let_jvm_end(spark: SparkContext) -> None:
-    """Keep PySpark and py4j from printing tracebacks when the JVM ends: `jvm_errors` reports it."""
+    """Keep PySpark and py4j from printing tracebacks when the JVM ends.
+
+    `jvm_errors` reports the end of the JVM.
+    """
     server: Any = spark._accumulatorServer
 
     class Updates(server.RequestHandlerClass):  # type: ignore[misc]
@@ -107,11 +112,10 @@ def let_jvm_end(spark: SparkContext) -> None:
 
 
 def stop(spark: SparkSession) -> None:
-    """Stop the session of a process that ends.
+    """Stop Spark's session in a process that is shutting down.
 
-    PySpark's server of accumulators ends with the process.
-
-    PySpark would wait for its server, which looks only once a second whether it must end.
+    Does not wait for PySpark's accumulator server, which ends with the process: this server checks
+    only once a second whether it must stop.
     """
     context: Any = spark.sparkContext
     context._accumulatorServer = None
@@ -123,7 +127,7 @@ def _is_no_lost_connection(record: logging.LogRecord) -> bool:
 
 
 _OF_OLDER_JAVA = "getSubject is not supported"
-"""What Java 24 and newer say to the Hadoop of Spark 4.0."""
+"""The error of Hadoop in Spark 4.0 on Java 24 and newer."""
 
 
 @contextmanager
@@ -166,8 +170,8 @@ def session(settings: Settings, name: str) -> SparkSession:
 
     Raises PreflightError without Java, and SettingsError if Spark refuses its settings.
     """
-    # In a process that spark-submit has not started, PySpark starts Java. PySpark's error says
-    # little if Java is missing, so `find_java` looks for Java first.
+    # In a process that spark-submit has not started, PySpark starts Java. If Java is missing,
+    # PySpark's error is hard to understand, so `find_java` looks for Java first.
     if SparkContext._gateway is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
         find_java()
     prepare_pyspark()
@@ -188,10 +192,10 @@ def prepare_pyspark() -> None:
 
 
 def set_up(spark: SparkSession, settings: Settings) -> SparkSession:
-    """Set up a session that has just been created, and return it."""
+    """Set up a session that has just been created. Return the session."""
     let_jvm_end(spark.sparkContext)
     # Spark checks a setting's value only when it is set, not when a session is built with it. So
-    # each setting is set again.
+    # set each setting again.
     for key in filter(spark.conf.isModifiable, settings.spark_conf):
         value = str(spark.conf.get(key))
         spark.conf.set(key, value)
@@ -200,16 +204,16 @@ def set_up(spark: SparkSession, settings: Settings) -> SparkSession:
 
 
 def configuration(settings: Settings) -> dict[str, Any]:
-    """Return the session's settings: SLUICE_SPARK_CONF, and `DEFAULTS` for what it leaves out."""
+    """Return the session's settings: SLUICE_SPARK_CONF, and `DEFAULTS` for all others."""
     return {**DEFAULTS, **settings.spark_conf}
 
 
 def _use_no_pandas() -> None:
     """Keep PySpark from importing pandas, its tests and their libraries, which takes 0.25 s.
 
-    PySpark asks for pandas even if a function takes Arrow batches. And it imports a module of its
-    tests to find out whether an argument of a JVM's method is a value of NumPy, which Sluice never
-    passes.
+    PySpark imports pandas even if a function takes Arrow batches. It also imports one of its test
+    modules to find out whether an argument of a JVM method is a NumPy value, but Sluice never
+    passes such values.
     """
     vars(functions)["require_minimum_pandas_version"] = lambda: None
     of_numpy = (NumpyArrayConverter, NumpyScalarConverter)
@@ -220,8 +224,8 @@ def _use_no_pandas() -> None:
 def _remember_classes(spark: SparkSession) -> None:
     """Look up, once, the classes that PySpark names without their packages.
 
-    Without this, py4j would look the classes up for every column, and each time search all jars for
-    them.
+    Without this, py4j would look up the classes for every column, and would search all jars each
+    time.
     """
     jvm: Any = spark.sparkContext._jvm
     for name in _CLASSES:
@@ -229,7 +233,7 @@ def _remember_classes(spark: SparkSession) -> None:
 
 
 def prepare_for(spark: SparkSession, *, computes_sql: bool, records: int) -> None:
-    """Choose the settings for later queries that read so many records.
+    """Choose the settings for later queries that read about this number of records.
 
     `computes_sql`: whether Spark computes expressions of each record, which it compiles if there
     are many records. If not, Spark only carries row batches between tasks.
@@ -239,7 +243,7 @@ def prepare_for(spark: SparkSession, *, computes_sql: bool, records: int) -> Non
     chosen = INTERPRETED | _ROW_BATCHES
     if computes_sql:
         chosen = (INTERPRETED if records < FEW_RECORDS else COMPILED) | _RECORDS
-    # `getConf` would copy all settings, each with calls of the JVM.
+    # Not `getConf`: it would copy all settings, with several calls of the JVM for each.
     configured = spark.sparkContext._conf
     for name, value in chosen.items():
         if not configured.contains(name):

@@ -1,9 +1,10 @@
 """A JVM whose Spark several processes use at the same time.
 
 The process that keeps the JVM (`JvmKeeper`) has the first Spark session. For each process that asks
-for one, it makes a further session, and a server of py4j in the JVM through which only this process
-can reach it. So a process has its own settings, temporary views, connections and callbacks. When
-the process has ended, for whatever reason, the keeper cancels the jobs that it still has in Spark.
+for a session, the keeper creates another one, and a py4j server in the JVM that only this process
+can use. So a process has its own settings, temporary views, connections and callbacks. When the
+process has ended, for whatever reason, the keeper cancels the jobs that the process still has in
+Spark.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ _LONGEST_ANSWER = 4_096
 
 
 class JvmKeeper:
-    """Serves sessions of a Spark to processes of this host, each at a connection of its own."""
+    """Serves sessions of one Spark application to processes of this host.
+
+    Each process has its own connection.
+    """
 
     def __init__(self, spark: SparkSession, path: Path) -> None:
         self._spark = spark
@@ -47,7 +51,7 @@ class JvmKeeper:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        """Make a session for a process, and clean up when the process has ended."""
+        """Create a session for a process, and clean up when the process has ended."""
         with connection:
             session, server, secret = self._new_session()
             port = server.getJavaServer().getListeningPort()
@@ -57,7 +61,7 @@ class JvmKeeper:
             self._clean_up(session, server)
 
     def _new_session(self) -> tuple[Any, Any, str]:
-        """Return a new session, a started server of py4j that gives access to it, and a secret."""
+        """Return a new session, a started py4j server with access to the session, and a secret."""
         jvm: Any = self._spark.sparkContext._jvm
         spark: Any = self._spark
         session, secret = spark._jsparkSession.newSession(), secrets.token_hex(32)
@@ -73,7 +77,7 @@ class JvmKeeper:
     def _clean_up(self, session: Any, server: Any) -> None:
         with suppress(Py4JError, OSError):
             context = session.sparkContext()
-            # A query ends when its jobs have been cancelled. Nothing here waits for that.
+            # A query ends when its jobs have been cancelled. Do not wait for this.
             for query in session.streams().active():
                 context.cancelJobGroup(query.runId().toString(), "The run has ended.")
             session.interruptAll()
@@ -82,16 +86,15 @@ class JvmKeeper:
 
 @dataclass
 class SharedJvm:
-    """The JVM of a `JvmKeeper`, for a process that has been forked for a run."""
+    """The JVM of a `JvmKeeper`, as seen by a process that was forked for a run."""
 
     path: Path
     """The socket of the keeper."""
     environment: Mapping[str, str]
     """The environment variables of the JVM."""
     of_tasks: Mapping[str, str]
-    """Environment variables with which Spark starts the daemon of this run's Python processes.
-
-    Runs with different variables have different daemons."""
+    """Environment variables for the daemon of this run's Python processes, which Spark starts. Runs
+    with different variables have different daemons."""
 
     def session(self, settings: Settings, name: str) -> SparkSession:
         """Return a session of this process.
@@ -124,5 +127,5 @@ class SharedJvm:
             return set_up(SparkSession(context, session), settings)
 
     def stop(self, spark: SparkSession) -> None:
-        """Give the session back. The JVM and the sessions of other processes go on."""
+        """Close the session. The JVM and the sessions of other processes stay open."""
         self._keeper.close()

@@ -1,4 +1,4 @@
-"""Connects PySpark to the JVM of a driver, whichever of the two has started the other."""
+"""Connects PySpark to a driver's JVM, whether the JVM or the driver has started the other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _POLL_S = 0.01
 
 
 class Jvm(Protocol):
-    """The JVM of a driver."""
+    """Gives access to the JVM of a driver."""
 
     @property
     def environment(self) -> Mapping[str, str] | None:
@@ -31,7 +31,7 @@ class Jvm(Protocol):
         """Return the driver's session, after waiting for the JVM."""
 
     def stop(self, spark: SparkSession) -> None:
-        """Stop the session of a driver that ends."""
+        """Stop the session while the driver is shutting down."""
 
 
 class StartedJvm:
@@ -69,7 +69,7 @@ class StartingJvm(StartedJvm):
 
         Raises SettingsError if the JVM ends before it has started.
         """
-        # The JVM gives the file its name only after it has written the file.
+        # The JVM renames the file to this path only after it has written the file.
         while not self.connection.exists():
             if self.process.poll() is not None:
                 raise SettingsError(

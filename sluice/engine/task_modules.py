@@ -1,4 +1,7 @@
-"""Imports everything that tasks need, so that processes forked from this one need not import it."""
+"""Imports everything that tasks need.
+
+Processes that are forked from this one then need not do so.
+"""
 
 # pyarrow imports Acero when it first groups a table.
 import pyarrow.acero  # noqa: F401

@@ -5,9 +5,9 @@ It imports the modules that tasks need before it forks the processes that run ta
 So these processes start fast, and share the memory of the modules.
 
 The driver on the same host imports the same modules. It has therefore forked a process that waits
-to be the daemon (`prepare`). This program then only passes on to that process what Spark gave it,
-such as stdin and arguments, and waits until the process ends. On the other hosts of a cluster, this
-program is the daemon itself.
+to be the daemon (`prepare`). This program then only passes stdin, arguments and so on from Spark to
+that process, and waits until the process ends. On the other hosts of a cluster, this program is the
+daemon itself.
 """
 
 from __future__ import annotations
@@ -33,15 +33,13 @@ _PART = 65_536
 def prepare(
     environment_of_jvm: Mapping[str, str] | None = None,
 ) -> AbstractContextManager[object]:
-    """Fork a process that becomes Spark's daemon when Spark starts this program.
+    """If the environment names a socket, fork a process that becomes Spark's daemon.
 
-    It forks only if the environment names the daemon's socket. The process ends after the block if
-    Spark has not started this program before. Call this function in a process without other
-    threads.
-
-    The daemon has the environment with which Spark starts this program. If the JVM is that of a
-    warm driver, `environment_of_jvm` is given: of Spark's variables, the daemon then gets only
-    those that the JVM did not start with, beside this process's own.
+    The forked process waits until Spark starts this program, and ends after the block if Spark has
+    not started it before. Call this function in a process without other threads. The daemon has the
+    environment with which Spark starts this program. If the JVM is that of a warm driver,
+    `environment_of_jvm` is given: of Spark's variables, the daemon then gets only those that the
+    JVM did not start with, beside this process's own.
     """
     path = os.environ.get(PREPARED_DAEMON)
     if not path:
@@ -66,7 +64,7 @@ def prepare(
 
 
 def _close_all_except(*kept: int) -> None:
-    """Close the files that this process has got from the driver.
+    """Close the files that this process has inherited from the driver.
 
     One of them keeps the JVM alive: the JVM ends when nobody can write to its standard input any
     more, but it must also end if the driver is killed.
@@ -83,7 +81,7 @@ def _wait(
     driver: socket.socket,
     environment_of_jvm: Mapping[str, str] | None,
 ) -> NoReturn:
-    """Become the daemon of the first caller. End if the driver ends before that."""
+    """Wait for the first caller, and become its daemon. End if the driver ends before that."""
     try:
         ready, _, _ = select.select([listener, driver], [], [])
         if listener in ready:
@@ -104,7 +102,7 @@ def _wait(
 def _take_over(caller: socket.socket, environment_of_jvm: Mapping[str, str] | None) -> None:
     """Get stdin, stdout, arguments and environment from the process that Spark has started.
 
-    Standard error stays that of the driver, in whose output the output of tasks belongs.
+    Standard error stays the driver's, because the output of tasks belongs to the driver's output.
     """
     message, descriptors, _, _ = socket.recv_fds(caller, _PART, 2)
     while part := caller.recv(_PART):
@@ -114,7 +112,7 @@ def _take_over(caller: socket.socket, environment_of_jvm: Mapping[str, str] | No
         os.close(descriptor)
     sys.argv, folder, of_spark = json.loads(message)
     variables = environment_of_tasks(os.environ, of_spark, environment_of_jvm)
-    # Spark's own folder is the JVM's, which belongs to no run.
+    # With a shared JVM, Spark's working folder belongs to no run, so stay in this process's folder.
     if environment_of_jvm is None:
         os.chdir(folder)
     os.environ.clear()
@@ -129,8 +127,8 @@ def environment_of_tasks(
 ) -> dict[str, str]:
     """Return the environment variables of a run's tasks.
 
-    `own` are the run's, `of_spark` are those with which Spark starts its daemon, and `of_jvm` are
-    those of a JVM that belongs to no run; None for the JVM of the run.
+    `own` are the run's variables, and `of_spark` are those with which Spark starts its daemon.
+    `of_jvm` are those of a JVM that belongs to no run; None for the JVM of the run.
     """
     if of_jvm is None:
         return {**of_spark}
@@ -147,15 +145,15 @@ def hand_over() -> bool:
     Returns False if no daemon is prepared.
     """
     path = os.environ.get(PREPARED_DAEMON)
-    # The setting `spark.pyspark.python` may name another Python for tasks than the driver's.
+    # The setting `spark.pyspark.python` may name another Python for tasks than that of the driver.
     if not path or os.environ.get("PYSPARK_DRIVER_PYTHON") != sys.executable:
         return False
     with socket.socket(socket.AF_UNIX) as prepared:
         try:
             prepared.connect(path)
         except OSError:
-            # No daemon has been prepared, or it has been used already: Spark starts another
-            # daemon for another environment, and after a crash of the first daemon.
+            # No daemon is prepared, or it has been used: Spark starts another daemon for another
+            # environment, and after a crash of the first daemon.
             return False
         message = json.dumps([sys.argv, str(Path.cwd()), {**os.environ}]).encode()
         sent = socket.send_fds(prepared, [message[:_PART]], [0, 1])
@@ -169,8 +167,8 @@ def hand_over() -> bool:
 def serve() -> None:
     """Fork a process for each of Spark's requests, until Spark closes standard input."""
     # Workers collect garbage after every task. `importing` excludes the imported modules from these
-    # collections. If they were scanned, a collection would take longer than a task: two small
-    # batches of the words pipeline would take 1.0 s of the workers' CPU time instead of 0.3 s.
+    # collections. Otherwise, a collection would take longer than a task: two small batches of the
+    # words pipeline would take 1.0 s of the workers' CPU time instead of 0.3 s.
     with importing():
         import_pandas_on_demand()
         import pyspark.daemon  # noqa: F401
@@ -185,7 +183,7 @@ def serve() -> None:
 def fork_workers() -> None:
     """Run PySpark's daemon, whose workers end without a traceback if Spark stops their tasks.
 
-    Spark then closes the connections, also that of a worker that it has only just started. A task's
+    Spark then closes the connections, even that of a worker that it has only just started. A task's
     own errors go to Spark, never to the daemon.
     """
     from pyspark import daemon
@@ -193,9 +191,9 @@ def fork_workers() -> None:
     run_tasks = daemon.worker
 
     def run_tasks_until_stopped(connection: socket.socket, authenticated: bool) -> int:
-        # Standard output is a pipe to Spark, which writes what it gets into the JVM's standard
-        # error. The driver's own standard error is the same, or that of the task's run if the JVM
-        # is a warm driver's.
+        # Standard output is a pipe to Spark, which copies the output to the JVM's standard error.
+        # The driver's own standard error is the same, or that of the task's run if the JVM is a
+        # warm driver's.
         os.dup2(2, 1)
         try:
             return run_tasks(connection, authenticated)

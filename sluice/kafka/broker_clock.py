@@ -10,7 +10,7 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaExceptio
 from sluice.kafka.brokers import producer_of
 
 STAMPED_BY_BROKER: Mapping[str, str] = {"message.timestamp.type": "LogAppendTime"}
-"""The setting of a topic in which the broker's clock gives each record its timestamp."""
+"""The topic setting with which each record's timestamp comes from the broker's clock."""
 _KEY = b"sluice.clock"
 _ANSWER_S = 5.0
 

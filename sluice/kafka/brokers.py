@@ -1,4 +1,4 @@
-"""Settings of Kafka clients, and errors of brokers, without logging every failed attempt."""
+"""Settings of Kafka clients, and errors of brokers. Clients do not log every failed attempt."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ CHOSEN_BY_CLIENT = frozenset({
     "group.instance.id", "group.protocol", "group.remote.assignor", "isolation.level",
     "partitioner", "request.required.acks", "transactional.id",
 })  # fmt: skip
-"""Settings that each client of Sluice chooses itself. Sluice ignores them in Airflow's connections,
-which may have them for other programs."""
+"""Settings that Sluice chooses for each client. Sluice ignores them in Airflow's connections, where
+they may be meant for other programs."""
 
 _NOT_FOR_CLIENTS = CHOSEN_BY_CLIENT | {SHARED}
 
 ANY_SIZE = {"message.max.bytes": "1000000000"}
-"""Settings for a producer of records of any size: the topic limits the size, not the client."""
+"""Settings for a producer of records of any size: only the topic limits the size."""
 
 COMMITS_NOTHING: Mapping[str, str | bool] = {
     "group.id": "sluice-guard",
     "enable.auto.commit": False,
 }
-"""Settings of a run's consumers, which choose their offsets themselves and commit none. The client
-still requires the name of a group."""
+"""Settings of a run's consumers. They choose their offsets themselves and commit none, but the
+client still requires the name of a group."""
 
 _SENT_TO_EXECUTORS = ("ssl.ca", "ssl.certificate", "ssl.key", "https.ca")
-"""The settings whose files the driver sends to executors."""
+"""The settings of files that the driver sends to executors."""
 _READ_BY_EXECUTORS = ("ssl.keystore.location", "ssl.crl.location")
-"""The settings whose files executors read themselves. The client takes no text in place of these
-files."""
+"""The settings of files that executors read themselves, because the client does not accept a text
+in place of such a file."""
 
 _MECHANISM = ("sasl.mechanism", "sasl.mechanisms")
 _CRITICAL = 2
@@ -53,19 +53,19 @@ _BROKER = re.compile(r"^(?:\w+://)?([^/\s]+)/(?:bootstrap|\d+): ")
 """Matches the connection's name at the beginning of an error of librdkafka. The group of this
 regular expression matches the broker's host and port."""
 _SURROUNDINGS = re.compile(r"^\S+/(bootstrap|\d+): | \(after .*\)$")
-"""Matches what librdkafka adds to the reason of an error: the connection's name before the reason,
-and a duration after it."""
+"""Matches the parts that librdkafka adds to the reason of an error: the connection's name before
+it, and a duration after it."""
 
 
 def quiet(kafka: Mapping[str, str]) -> dict[str, Any]:
     """Return the settings for a client.
 
-    Leaves out the settings in `CHOSEN_BY_CLIENT`: the caller adds its own. Clients log only
-    critical messages; the caller gets other errors as exceptions.
+    Leaves out the settings in `CHOSEN_BY_CLIENT`, because the caller adds its own. Clients log only
+    critical messages. The caller gets other errors as exceptions.
     """
     return {
         "log_level": _CRITICAL,
-        # librdkafka waits for this time, or for at most 50 ms, even before it first connects to a
+        # librdkafka waits for this time, but at most 50 ms, even before its first connection to a
         # broker.
         "reconnect.backoff.ms": 20,
         **{name: value for name, value in kafka.items() if name not in _NOT_FOR_CLIENTS},
@@ -98,7 +98,7 @@ def require_brokers(kafka: Mapping[str, str], seconds: float = ANSWER_SECONDS) -
     try:
         admin.list_topics(timeout=seconds)
     except KafkaException as error:
-        # This call lets the client report the reason to `on_error`.
+        # While polling, the client reports the reason to `on_error`.
         admin.poll(0)
         raise unreachable(kafka, errors[-1] if errors else error.args[0].str()) from None
 
@@ -106,8 +106,8 @@ def require_brokers(kafka: Mapping[str, str], seconds: float = ANSWER_SECONDS) -
 def with_certificates(kafka: Mapping[str, str]) -> dict[str, str]:
     """Return the settings with the certificates' texts in place of their files.
 
-    Executors then need no copies of the files. A file that is missing stays a setting: the client's
-    error names it. So do the files in `_READ_BY_EXECUTORS`.
+    Executors then need no copies of the files. The name of a missing file is kept, so that the
+    client's error names it. So are the files in `_READ_BY_EXECUTORS`.
     """
     settings = dict(kafka)
     for name in _SENT_TO_EXECUTORS:
@@ -121,7 +121,7 @@ def with_certificates(kafka: Mapping[str, str]) -> dict[str, str]:
 def _missing_files(kafka: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield the settings that name a file that does not exist, with its path."""
     for name, path in kafka.items():
-        # Authorities may also be in a folder, or be the system's.
+        # The certificates of authorities may also be in a folder, or be the system's.
         if name.endswith(".location") and path != "probe" and not Path(path).exists():
             yield name, path
 
@@ -130,12 +130,12 @@ def _missing_files(kafka: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 def configuration_errors(kafka: Mapping[str, str]) -> Iterator[None]:
     """Raise SettingsError if a client cannot be made in the block, because of an invalid setting.
 
-    Raises BrokersUnreachable if the client needs a token from a function, and gets none.
+    Raises BrokersUnreachable if the client needs a token from a function, but gets none.
     """
     try:
         yield
     except (KafkaException, SystemError) as error:
-        # While a client without a token is being made, its error can get lost in a SystemError.
+        # While a client without a token is being made, a SystemError can hide the token's error.
         if (tokenless := without_token(kafka)) is not None:
             raise tokenless from None
         if isinstance(error, SystemError):
@@ -175,13 +175,13 @@ def broker_errors(kafka: Mapping[str, str]) -> Iterator[None]:
 
 
 def silent_admin(kafka: Mapping[str, str]) -> AdminClient:
-    """Return a client that does not log connection errors: its caller reports failed requests."""
+    """Return a client that does not log connection errors. Its caller reports failed requests."""
     with configuration_errors(kafka):
         return AdminClient(quiet(kafka) | {"error_cb": lambda _: None})
 
 
 def without_token(kafka: Mapping[str, str]) -> BrokersUnreachable | None:
-    """Return the error for clients that get no token to log in with.
+    """Return the error that explains why clients get no token to log in with.
 
     Returns None if they get tokens, or need none. May wait some seconds for an OAuth endpoint.
     """
@@ -219,7 +219,7 @@ def unreachable(kafka: Mapping[str, str], why: str) -> BrokersUnreachable:
     reason = masked(_SURROUNDINGS.sub("", why), secrets_of_settings(kafka))
     next_step = ""
     if "certificate verify failed" in why:
-        # librdkafka gives the same reason for an unknown authority and for a name that does not
+        # librdkafka gives the same reason for an unknown authority as for a name that does not
         # match.
         named = _BROKER.match(why)
         broker = address if named is None else named[1]

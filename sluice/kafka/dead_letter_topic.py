@@ -1,8 +1,8 @@
-"""The topic of a pipeline's dead letters: finds dead letters by reason, time and partition.
+"""Finds dead letters in a pipeline's topic of dead letters, by reason, time and partition.
 
-Anyone who writes to a source topic decides the headers of its records, and can imitate Sluice's
-headers. So Sluice believes only the headers that it has added itself: in a dead letter, they come
-after the record's own headers (`values.dead_letter_headers`). Markers in another topic say which
+Anyone who writes to a source topic chooses the headers of its records, and can imitate Sluice's
+headers. So Sluice trusts only the headers that it has added itself: in a dead letter, they come
+after the record's own headers (`values.dead_letter_headers`). Markers in another topic tell which
 dead letters were re-driven (`kafka.redrive`).
 """
 
@@ -25,13 +25,14 @@ from sluice.values.record_places import Place
 from sluice.values.utc_times import utc_datetime
 
 _READ_SECONDS = 8.0
-"""Time limit for a search through dead letters, after which the dead letters found so far are
-returned. Also how long a search waits for a silent broker, because somebody waits for its
-result."""
+"""Time limit for a search through dead letters. After it, the dead letters found so far are
+returned. A search also waits no longer than this for a silent broker, because somebody waits for
+the result."""
 _MOST_BYTES = 10_000
-"""How much of a dead letter's key, value and headers is listed."""
+"""How many bytes of a dead letter's key, value and headers are listed."""
 _UNKNOWN = "unknown"
-"""The reason of a record in the dead-letter topic if another program has written the record."""
+"""The reason that is shown for a record that another program has written to the dead-letter
+topic."""
 UNREADABLE = frozenset(
     {
         "malformed", "not_utf8", "contract", "duplicate_field", "digits", "empty_value",
@@ -50,24 +51,24 @@ _SLUICE_HEADERS = frozenset(
     )
 )  # fmt: skip
 _HEADER_BYTES = 10
-"""Bytes that count for a header besides its name and content, because a record can have a million
-empty headers."""
+"""Bytes that are counted for a header in addition to its name and content. A record can have a
+million empty headers."""
 _MOST_DIGITS = 18
-"""The most digits of an offset: every number with so many digits fits in 64 bits."""
+"""The most digits of an offset. Every number of this many digits fits in 64 bits."""
 _LAST_PARTITION = 2**31 - 1
 
 Failure = dict[str, str]
 """A failure of a record: its reason, detail, step and time, and the positions of the record and of
-the dead letter. `kafka.redrive` makes it from the dead letter's headers."""
+the dead letter. `kafka.redrive` makes a failure from the dead letter's headers."""
 
 
 def topic_of(pipeline: str) -> str:
-    """Return the topic of a pipeline's dead letters."""
+    """Return the name of a pipeline's topic of dead letters."""
     return f"{pipeline}_dead_letters"
 
 
 def markers_of(pipeline: str) -> str:
-    """Return the topic that says which dead letters were re-driven."""
+    """Return the name of the topic whose markers tell which dead letters were re-driven."""
     return f"{pipeline}_redriven"
 
 
@@ -156,13 +157,13 @@ class DeadLetter:
     def is_original(self) -> bool:
         """Whether the dead letter has the key, value and headers of the rejected record.
 
-        The dead letter of a failed step may have the step's input instead. A dead letter that would
-        have been too large lacks some parts of the record.
+        The dead letter of a failed step may have the step's input instead. A dead letter lacks some
+        parts of the record if it would have been too large.
         """
         return not (self.header("step") or self.header("left_out"))
 
     def with_most(self, size: int) -> DeadLetter:
-        """Return the letter with at most `size` bytes of key, of value, and of headers together."""
+        """Return the letter, limited to `size` bytes of key, of value, and of all headers."""
         headers: list[tuple[str, bytes | None]] = []
         left = size
         for name, content in self.headers:
@@ -177,7 +178,7 @@ class DeadLetter:
 
 
 class RedriveMarker(msgspec.Struct, frozen=True):
-    """Says that a dead letter was re-driven, and where its record is now."""
+    """Marks a dead letter as re-driven, and tells where its record is now."""
 
     at: datetime
     topic: str
@@ -193,10 +194,10 @@ class Group:
     """The matching dead letters with the same reason and step."""
 
     example: DeadLetter
-    """The newest of them."""
+    """The newest dead letter of the group."""
     count: int = 0
     redriven_to: set[Place] = field(default_factory=set)
-    """The positions of the records that were written again."""
+    """The new positions of the group's re-driven records."""
 
 
 @dataclass
@@ -205,8 +206,7 @@ class MatchingLetters:
 
     letters: list[DeadLetter] = field(default_factory=list)
     reasons: Counter[str] = field(default_factory=Counter)
-    """Reason → number of all matching dead letters, also of dead letters that are not in
-    `letters`."""
+    """Reason → number of all matching dead letters, including those that are not in `letters`."""
     complete: bool = True
     """Whether the search reached the end of the topic within its time limit."""
     markers: dict[tuple[int, int], RedriveMarker] = field(default_factory=dict)
@@ -221,7 +221,7 @@ class MatchingLetters:
         return self.markers.get((letter.partition, letter.offset))
 
     def has_failed_again(self, letter: DeadLetter) -> bool:
-        """Return whether the record was re-driven, and has become a dead letter again."""
+        """Return whether the record was re-driven and has then become a dead letter again."""
         marker = self.marker(letter)
         return (
             marker is not None
@@ -252,7 +252,7 @@ def find_dead_letters(
 ) -> MatchingLetters:
     """Return the newest `limit` chosen dead letters of a pipeline.
 
-    They have at most `most_bytes` of each part of a record. Raises BrokersUnreachable.
+    Each part of a record is limited to `most_bytes`. Raises BrokersUnreachable.
     """
     matches = MatchingLetters()
     topic_id = dead_letter_topic_id(kafka, pipeline)
@@ -263,10 +263,10 @@ def find_dead_letters(
     for marker in matches.markers.values():
         redriven[marker.topic, marker.partition, marker.offset] = marker.at
     until = time.monotonic() + _READ_SECONDS
-    # A record that was re-driven may have failed again for another reason, so all are read.
+    # Read all dead letters: a re-driven record may have failed again for another reason.
     for letter in chosen_letters(kafka, pipeline, DeadLetterFilter(since=chosen.since)):
-        # An older dead letter is of a record that was at the same position before, in a topic that
-        # was deleted and created again.
+        # An older dead letter belongs to an earlier record at the same position: the topic was
+        # deleted and created again.
         if letter.source in redriven and letter.at >= redriven[letter.source]:
             matches.failed_again.add(letter.source)
         if not chosen.matches(letter):
@@ -274,7 +274,7 @@ def find_dead_letters(
         matches.reasons[letter.reason] += 1
         matches.add_to_group(letter)
         matches.letters.append(letter.with_most(most_bytes))
-        # A search through millions of dead letters must not keep all of them in memory.
+        # Drop older dead letters: a search through millions must not keep all of them in memory.
         if len(matches.letters) > 2 * limit:
             matches.letters = _newest(matches.letters, limit)
         if time.monotonic() > until:
@@ -293,7 +293,7 @@ def chosen_letters(
 ) -> Iterator[DeadLetter]:
     """Yield the dead letters that a filter selects, in the order of each partition.
 
-    Raises BrokersUnreachable if no records arrive for `_READ_SECONDS`.
+    Raises BrokersUnreachable if no record arrives for `_READ_SECONDS`.
     """
     since = None if chosen.since is None else round(chosen.since.timestamp() * 1_000)
     for message in read_topic(kafka, topic_of(pipeline), since, longest_silence_s=_READ_SECONDS):
@@ -309,7 +309,7 @@ def redrive_markers(
 ) -> dict[tuple[int, int], RedriveMarker]:
     """Return each re-driven dead letter's marker (see `kafka.redrive`) by partition and offset.
 
-    Only for dead letters in the dead-letter topic with the id `topic_id`. Raises errors as
+    Only for dead letters in the dead-letter topic with the id `topic_id`. Raises the same errors as
     `chosen_letters`.
     """
     if not topic_ids(kafka, [markers_of(pipeline)], ANSWER_SECONDS):
@@ -347,7 +347,7 @@ def with_histories(
     letters: Iterable[DeadLetter],
     markers: Mapping[tuple[int, int], RedriveMarker],
 ) -> Iterator[DeadLetter]:
-    """Yield the dead letters with their records' earlier failures, according to the markers."""
+    """Yield the dead letters, with their records' earlier failures from the markers."""
     histories: dict[tuple[str, int, int], Sequence[Failure]] = {}
     for marker in markers.values():
         histories[marker.topic, marker.partition, marker.offset] = marker.history
@@ -357,7 +357,8 @@ def with_histories(
 
 def _separate_headers(headers: Headers) -> tuple[Headers, dict[str, str]]:
     """Return the headers of a dead letter: the rejected record's own, and Sluice's as text."""
-    # The rejected record may also have a header with the name `FIRST`. The last one is Sluice's.
+    # The rejected record may also have a header with the name `FIRST`. The last such header is
+    # Sluice's.
     first = max(
         (number for number, (name, _) in enumerate(headers) if name == FIRST), default=len(headers)
     )
@@ -372,5 +373,5 @@ def _separate_headers(headers: Headers) -> tuple[Headers, dict[str, str]]:
 
 
 def is_number(text: str) -> bool:
-    """Return whether a header's text is a number that can be an offset."""
+    """Return whether a header's text is a number in the range of offsets."""
     return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS

@@ -20,7 +20,7 @@ _KINDS = {
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "transactional-id",
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "cluster",
 }
-"""The code of an error → the kind of the resource, as in options of `kafka-acls.sh`."""
+"""Error code → the kind of the resource, as in the options of `kafka-acls.sh`."""
 _UNKNOWN = "(unknown)"
 
 
@@ -69,7 +69,7 @@ def denial_named(
 ) -> Iterator[None]:
     """If Kafka denies the operation in the block, raise a DeniedOperation, which names it.
 
-    Other KafkaExceptions are raised as they are.
+    Other KafkaExceptions are passed on unchanged.
     """
     try:
         yield
@@ -81,8 +81,7 @@ def denial_named(
         resource = {"topic": topic, "transactional-id": transactional_id}.get(kind, _UNKNOWN)
         denied = Operation(operation, kind, resource)
         if kind == "cluster":
-            # A producer that numbers its records needs this operation, unless it may write to a
-            # topic.
+            # An idempotent producer needs this operation, unless it may write to some topic.
             denied = Operation("IDEMPOTENT_WRITE" if operation == WRITE else operation, kind, "")
         raise DeniedOperation(reason, denied) from None
 
@@ -103,14 +102,14 @@ def denied_on(
 ) -> list[Operation]:
     """List the needed operations that the broker denies. `needed`: topic → its operations.
 
-    The topics must have been described with their operations. A broker that does not say which
-    operations it allows is assumed to allow all.
+    The topics must have been described with their operations. If a broker does not list the allowed
+    operations, this assumes that all are allowed.
     """
     denied: list[Operation] = []
     for topic, description in described.items():
         allowed = description.authorized_operations or ()
-        # Who may not describe a topic gets no description. So a broker that does not even name this
-        # operation does not say which operations it allows.
+        # A client gets a description only if it may describe the topic. So if even this operation
+        # is missing, the broker does not list the allowed operations.
         if AclOperation.DESCRIBE in allowed:
             for name in sorted(needed[topic]):
                 if AclOperation[name] not in allowed:
@@ -134,7 +133,7 @@ def access_denied(kafka: Mapping[str, str], operations: Sequence[Operation]) -> 
 
 
 def client_name(kafka: Mapping[str, str]) -> str:
-    """Name this client as Kafka knows it, for a message."""
+    """Return the name under which Kafka knows this client, for a message."""
     user = kafka.get("sasl.username", "")
     if not user:
         return "this client"
@@ -142,7 +141,7 @@ def client_name(kafka: Mapping[str, str]) -> str:
 
 
 def allowing_commands(kafka: Mapping[str, str], operations: Iterable[Operation]) -> str:
-    """Write the commands that allow the operations to this client."""
+    """Return the commands that allow the operations to this client."""
     principal = f"User:{kafka.get('sasl.username', '') or 'NAME'}"
     command = f"kafka-acls.sh --bootstrap-server {_address(kafka)} --add"
     allow = f"{command} --allow-principal {principal}"

@@ -1,4 +1,4 @@
-"""Asks Kafka for partitions' offsets: begins, ends, or those of the largest timestamps."""
+"""Gets partitions' offsets from Kafka: begins, ends, or those of the largest timestamps."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def list_offsets(
     seconds: float,
     isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
 ) -> dict[TopicPartition, ListOffsetsResultInfo]:
-    """Partition → the offset and timestamp that `which` asks for.
+    """Return partition → the offset and timestamp that `which` selects.
 
     For a reader of committed records, a partition ends before the first record of its oldest open
     transaction. Raises KafkaException or TimeoutError if no broker answers within `seconds`.
     """
     requests = dict.fromkeys(partitions, which)
-    # The client refuses an empty request.
+    # The client raises an error for an empty request.
     if not requests:
         return {}
     futures = admin.list_offsets(requests, isolation_level=isolation, request_timeout=seconds)

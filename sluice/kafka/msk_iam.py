@@ -1,4 +1,4 @@
-"""Tokens for AWS MSK with IAM, made by AWS's own library, which is in the extra `msk`."""
+"""Gets tokens for AWS MSK with IAM. AWS's own library makes them; it is in the extra `msk`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _NAMES = ("region", "role", "profile")
 
 
 def token(argument: str) -> tuple[str, float]:
-    """Return a token, and when it expires in epoch seconds.
+    """Return a token, and the time at which it expires, in epoch seconds.
 
     `argument`: `region=eu-central-1`, and optionally `role=ARN` or `profile=NAME`, separated by
-    blanks or commas. By default, AWS's library finds the credentials as all of AWS's programs do.
-    Raises SettingsError without a region or without the library.
+    blanks or commas. By default, AWS's library looks for the credentials in the usual places of
+    AWS. Raises SettingsError without a region or without the library.
     """
     signer = provider()
     options = _options(argument)
@@ -33,7 +33,7 @@ def token(argument: str) -> tuple[str, float]:
         else:
             made, expires_ms = signer.generate_auth_token(region)
     except AttributeError:
-        # Without credentials, version 1.0.2 of the library reads an attribute of None.
+        # Without credentials, version 1.0.2 of the library raises AttributeError.
         raise SettingsError(
             "AWS's library has found no credentials.",
             next_step="Give this process credentials: a role, a profile or environment variables.",

@@ -1,4 +1,4 @@
-"""Open transactions of producers, which keep pipelines from reading a partition's later records."""
+"""Finds producers' open transactions, which keep pipelines from reading later records."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ HELD_SECONDS = 40.0
 class HeldPartitions:
     """Remembers when this process first saw each open transaction that holds back records.
 
-    Kafka does not say when a transaction began. The timestamps of its records do not say it either,
-    because producers choose the timestamps, and may choose event times.
+    Kafka does not say when a transaction began. Nor do the timestamps of its records, because
+    producers choose them, and may set event times.
     """
 
     def __init__(self) -> None:
@@ -27,13 +27,13 @@ class HeldPartitions:
     def since(self, lag: Lag, now: datetime) -> datetime | None:
         """Return when the oldest transaction that holds back a lag's records was first seen.
 
-        Return None without a transaction.
+        Return None if there is no such transaction.
         """
         times: list[datetime] = []
         for topic, ends in lag.held_ends.items():
             for partition, offset in ends.items():
                 seen = self._seen.get((topic, partition))
-                # Another offset means another transaction: the earlier transaction has ended.
+                # If the offset differs, this is another transaction: the earlier one has ended.
                 if seen is None or seen[0] != offset:
                     seen = self._seen[topic, partition] = offset, now
                 times.append(seen[1])
@@ -43,7 +43,7 @@ class HeldPartitions:
 def oldest_held(kafka: Mapping[str, str], lag: Lag) -> datetime | None:
     """Return the earliest first timestamp of the transactions that hold back records.
 
-    None if no transaction holds back records. Raises BrokersUnreachable.
+    Return None if no transaction holds back records. Raises BrokersUnreachable.
     """
     first_records: dict[tuple[str, int], int] = {}
     for topic, ends in lag.held_ends.items():

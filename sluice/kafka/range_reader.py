@@ -1,12 +1,10 @@
-"""Reads ranges of offsets.
-
-No other module needs to know what gaps, ends and errors of partitions look like.
+"""Reads ranges of offsets. Hides gaps, ends and errors of partitions from all other modules.
 
 A range can have fewer records than offsets: compaction removes records, and a reader of committed
 records sees neither the markers of transactions nor the records of aborted transactions. Such
 offsets can be at the beginning of a range, at its end, or everywhere. A range has therefore been
-read completely as soon as the reader gets a record from after the range, or reaches the end of the
-partition there.
+read completely as soon as the reader gets a record behind the range, or reaches the partition's end
+at or behind the range's end.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ LONGEST_SILENCE_S = 60.0
 _SETTINGS: Mapping[str, str | int | bool] = {
     **COMMITS_NOTHING,
     "isolation.level": "read_committed",
-    # The client must not go on elsewhere in the partition if the records of a range are gone.
+    # If the records of a range are gone, the client must not continue elsewhere in the partition.
     "auto.offset.reset": "error",
     "enable.partition.eof": True,
     "check.crcs": True,
@@ -40,25 +38,25 @@ _SETTINGS: Mapping[str, str | int | bool] = {
     "fetch.wait.max.ms": 10,
     # By default, the client waits a second before it fetches again after its queue was full.
     "fetch.queue.backoff.ms": 5,
-    # A broker sends at least one batch of records, however large it is.
+    # A broker sends at least one batch of records, even if it is very large.
     "receive.message.max.bytes": 2_147_483_647,
 }
 _RUN_AGAIN = (
     "Run the pipeline again: it checks its topics first, and its error says what you can do."
 )
 _QUESTION_S = 5.0
-"""After this silence, the reader asks a broker about the topics. A broker learns of new partitions
-within a second."""
+"""After this silence, the reader asks a broker whether the topics exist and may be read. A broker
+learns of new partitions within a second."""
 _STATISTICS_MS = 5_000
 _ANSWER_S = 5.0
 _WAIT_S = 0.05
-"""How long a call waits until it has read as many records as it asks for."""
+"""How long a call may take to read the intended number of records."""
 _AT_ONCE, _BYTES_AT_ONCE = 4_000, 4_194_304
-"""About how many records and bytes a call asks for. With 20,000 messages at once, which do not fit
-into a processor's caches, each message takes a sixth more CPU time."""
+"""About how many records and bytes a call reads. 20,000 messages at once do not fit into a
+processor's caches: each message then takes a sixth more CPU time."""
 _SIZES_READ = 100
-# A consumer that chooses its partitions itself needs no group, but the client asks for the group's
-# coordinator.
+# A consumer that chooses its partitions itself needs no group, but the client looks up the group's
+# coordinator nevertheless.
 _GROUP_ERRORS = {KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError.INVALID_GROUP_ID}
 _OUT_OF_RANGE = {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}
 _NO_TOPIC = {
@@ -85,7 +83,7 @@ class _TopicStatistics(msgspec.Struct):
 
 
 class _Statistics(msgspec.Struct):
-    """The part of a client's statistics that says how far it has fetched."""
+    """The part of a client's statistics that tells how far the client has fetched."""
 
     topics: dict[str, _TopicStatistics]
 
@@ -96,9 +94,9 @@ _decode_statistics = msgspec.json.Decoder(_Statistics).decode
 class RangeReader:
     """A consumer that reads the committed records of ranges. Use it in a `with` block.
 
-    `settings` are more settings of the consumer; those of the connection take precedence. If the
-    topic no longer has the records of a range, the range is an error, or, with `skips_lost`, has
-    only the records that are left. `longest_silence_s`: how long the reader waits for records;
+    `settings` are more settings of the consumer. Those of the connection take precedence. If the
+    topic no longer has all records of a range, this is an error, or with `skips_lost`, the
+    remaining records are read. `longest_silence_s`: how long the reader waits for records;
     `LONGEST_SILENCE_S` by default.
     """
 
@@ -119,19 +117,19 @@ class RangeReader:
         self._longest_silence_s = longest_silence_s
         self._ranges: dict[Partition, Range] = {}
         self._left: set[Partition] = set()
-        """The partitions whose ranges are not read any further."""
+        """The partitions whose ranges the caller has left, so they are not read any further."""
         self._positions: dict[Partition, int] = {}
         """Partition → the offset up to which it has been read."""
         self._fetched: dict[Partition, int] = {}
         """Partition → the offset up to which the client had fetched when it last reported this."""
         self._answered_s = 0.0
         self._reason = ""
-        """The last error of a connection since the brokers have last answered."""
+        """The last error of a connection since the brokers' last answer."""
         self._has_asked = False
-        """Whether the reader has asked a broker about the topics since the brokers have last
-        answered."""
+        """Whether the reader has asked a broker about the topics since the last record or other
+        answer."""
         self._has_warned = False
-        """Whether the reader has said why it waits."""
+        """Whether the reader has logged why it waits."""
         with configuration_errors(kafka):
             self.consumer = Consumer({
                 **_SETTINGS, **(settings or {}), **quiet(kafka),
@@ -182,19 +180,19 @@ class RangeReader:
                         records.append(message)
                     else:
                         others.append(message)
-            # The records of two calls would need twice the memory.
+            # Otherwise, the records of two calls would be in memory together.
             del messages
             if records:
                 at_once = _count_at_once(records)
                 yield from self._of_ranges(records)
-                # The caller has had its time since the records arrived.
+                # Do not count the time that the caller took as silence of the brokers.
                 self._note_answer()
             del records
             for message in others:
                 is_assigned &= self._handle(message)
             silence_s = time.monotonic() - self._answered_s
             is_long = silence_s > self._longest_silence_s
-            # If a broker is reachable, it knows why no records arrive.
+            # If a broker is reachable, ask it why no records arrive.
             if not self._reason and (is_long or (silence_s > _QUESTION_S and not self._has_asked)):
                 self._has_asked = True
                 self._require_topics()
@@ -206,7 +204,7 @@ class RangeReader:
 
     @property
     def _wanted(self) -> set[Partition]:
-        """The partitions of whose ranges more records are to be read."""
+        """The partitions whose ranges have to be read further."""
         return self.unread - self._left
 
     def leave(self, partition: Partition) -> None:
@@ -221,7 +219,7 @@ class RangeReader:
     def pause(self) -> None:
         """Stop fetching until the next `read`.
 
-        Otherwise the client goes on with the ranges that were not read.
+        Otherwise, the client would continue to fetch the unread ranges.
         """
         self.consumer.unassign()
 
@@ -240,7 +238,7 @@ class RangeReader:
         self.consumer.assign(places)
 
     def _of_ranges(self, messages: Sequence[Message]) -> Iterator[PartitionRecords]:
-        """Yield the messages by partition, without those after the ranges."""
+        """Yield the messages by partition. Leaves out messages after the ranges."""
         # Imported only here, because commands that import this module need no NumPy, unless they
         # read records.
         import numpy as np
@@ -253,7 +251,8 @@ class RangeReader:
 
     def _by_partition(self, messages: Sequence[Message]) -> Mapping[Partition, Sequence[Message]]:
         if len(self._ranges) == 1:
-            # A task reads one partition at a time, and each message that it looks at costs time.
+            # A task reads one partition at a time. Do not look at each message, because that takes
+            # time.
             return dict.fromkeys(self._ranges, messages)
         by_partition: dict[Partition, list[Message]] = {}
         for message in messages:
@@ -261,9 +260,9 @@ class RangeReader:
         return by_partition
 
     def _handle(self, message: Message) -> bool:
-        """Take note of the end of a partition, or of an error.
+        """Handle a message that reports the end of a partition, or an error.
 
-        Returns False if the client has stopped reading a partition, so that it must be assigned
+        Returns False if the client has stopped reading a partition, which must then be assigned
         again.
         """
         error, partition = message.error(), _partition(message)
@@ -272,17 +271,16 @@ class RangeReader:
             return True
         if partition not in self._ranges:
             raise self._failure(error, partition)
-        # What is after a range does not matter, nor what is after the records of a range that was
-        # left.
+        # Ignore ends and errors after a range, or in a partition that the caller has left.
         if partition not in self._wanted:
             return True
         part = self._ranges[partition]
         if error.code() == KafkaError._PARTITION_EOF:
             self._note_answer()
-            # No record that a reader may see is between the last record and the end.
+            # There are no more readable records before the end.
             self._reach(partition, max(self._positions[partition], message.offset() or 0))
-            # A follower may not have the newest records yet, so only the leader knows whether they
-            # are lost.
+            # A follower may not have the newest records yet, so only the leader can tell whether
+            # they are lost.
             if partition in self.unread:
                 self._check_bounds(part)
             return True
@@ -301,8 +299,8 @@ class RangeReader:
         try:
             first, end = self.consumer.get_watermark_offsets(TopicPartition(*partition), _ANSWER_S)
         except KafkaException:
-            # The partition may have no leader for a moment. If this lasts, the silence becomes an
-            # error.
+            # The partition may have no leader for a moment. If this lasts, `longest_silence_s` ends
+            # the wait.
             return
         is_lost = first > position or end < part.end
         if is_lost and not self._skips_lost:
@@ -351,6 +349,8 @@ class RangeReader:
             )
         else:
             next_step = "Check that the broker is running and that its disk has no errors."
+        # The error of a whole topic has the partition number -1. The error of the client has no
+        # topic.
         where = topic or "records"
         if is_of_partition:
             where = f"{topic}, partition {number}"
@@ -383,7 +383,7 @@ class RangeReader:
             self._reason = error.str()
 
     def _note_progress(self, statistics: str) -> None:
-        """Take fetched records as the brokers' answer, even if the client returns none of them.
+        """Count fetched records as the brokers' answer, even if the client returns none of them.
 
         The client drops the records of aborted transactions.
         """
@@ -401,15 +401,15 @@ def _offsets(messages: Sequence[Message]) -> Integers:
     import numpy as np
 
     first, last = messages[0].offset() or 0, messages[-1].offset() or 0
-    # Offsets increase, so these are all of the offsets in between, and no other message has to be
-    # asked for its own.
+    # Offsets increase, so the messages have all offsets in between. There is no need to read each
+    # message's offset.
     if last - first == len(messages) - 1:
         return np.arange(first, last + 1)
     return np.fromiter(map(Message.offset, messages), np.int64, len(messages))
 
 
 def _count_at_once(records: Sequence[Message]) -> int:
-    """Return how many records a call asks for, if they are as large as these."""
+    """Return how many records a call should read, if they are as large as these."""
     sizes = [len(record) for record in records[:_SIZES_READ]]
     return min(_AT_ONCE, max(_BYTES_AT_ONCE * len(sizes) // max(sum(sizes), 1), 1))
 

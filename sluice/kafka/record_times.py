@@ -1,4 +1,4 @@
-"""The timestamps of records at given offsets."""
+"""Reads the timestamps of records at given offsets."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from sluice.values.record_places import Partition
 from sluice.values.utc_times import utc_datetime
 
 _MOST_BYTES = 65_536
-"""The most bytes that a request asks for from a partition. A broker sends a larger record all the
-same."""
+"""The most bytes that a request fetches from a partition. A broker sends a larger record
+nevertheless."""
 
 
 class OldestUnread:
-    """The oldest unread records of pipelines, and what this process knows of their timestamps.
+    """The timestamps of pipelines' oldest unread records, cached in this process.
 
     The timestamp at an offset is read from Kafka only once, so a scrape of the metrics costs
     little.
@@ -43,7 +43,8 @@ class OldestUnread:
             del self._times[has_been_read]
         unknown = unread - self._times.keys()
         # Two pipelines may have read a partition up to different offsets. But a consumer has only
-        # one position in a partition, so each call of `timestamps_at` reads one offset of it.
+        # one position in a partition, so each call of `timestamps_at` reads at one offset of the
+        # partition.
         while unknown:
             batch = dict(unknown)
             read = timestamps_at(self._kafka, batch)
@@ -70,7 +71,7 @@ def timestamps_at(
     with configuration_errors(kafka):
         consumer = Consumer({
             **quiet(kafka), "group.id": "sluice-timestamps", "enable.auto.commit": False,
-            # A reader of committed records gets no record of an open transaction.
+            # With `read_committed`, the consumer would get no record of an open transaction.
             "isolation.level": "read_uncommitted", "auto.offset.reset": "earliest",
             "enable.partition.eof": True,
             "fetch.message.max.bytes": _MOST_BYTES, "queued.min.messages": 1,

@@ -1,13 +1,11 @@
 """Re-drives dead letters: writes the record of each dead letter to its source topic again, once.
 
 Each transaction writes records to their source topics and a marker for each record to
-`PIPELINE_redriven`. Therefore a crash, a second request or a second process cannot write a record
-twice, and neither can the loss of this topic (see `redrive_topic`). A marker names its dead letter
-by the id of the dead-letter topic, partition and offset, because the offsets of a topic that is
-created again begin anew.
-
-A record's earlier failures are in the markers of its re-drives; the headers that tell other readers
-of the source topic about them are only a copy.
+`PIPELINE_redriven`. Therefore no record is written twice because of a crash, a second request or a
+second process, nor after the loss of this topic (see `redrive_topic`). A marker names its dead
+letter by the id of the dead-letter topic, partition and offset, because offsets start again if a
+topic is created again. A record's earlier failures are in the markers of its re-drives. The headers
+with these failures are only a copy for other readers of the source topic.
 """
 
 from __future__ import annotations
@@ -64,7 +62,7 @@ _WAIT_S = 0.1
 _RECORD_REFUSED = frozenset(
     {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_TIMESTAMP, KafkaError.INVALID_RECORD}
 )
-"""Errors with which the broker refuses a single record, but accepts other records."""
+"""Errors with which the broker rejects a single record, but would accept others."""
 
 
 @dataclass
@@ -88,9 +86,9 @@ def redrive(
 ) -> RedriveOutcome:
     """Write the chosen dead letters' records to their topics again, oldest first, and mark them.
 
-    `topics` are the names and the patterns of the pipeline's source topics. `value` takes the place
-    of the records' own values; None leaves the records as they were. Raises EngineError if
-    another process takes over, or for an error of Kafka.
+    `topics` are the names and the patterns of the pipeline's source topics. `value` replaces the
+    records' own values; None keeps them. Raises EngineError if another process takes over, or for
+    an error of Kafka.
     """
     outcome = RedriveOutcome()
     topic_id = dead_letter_topic_id(kafka, pipeline)
@@ -99,7 +97,8 @@ def redrive(
     producer_settings = {
         "transactional.id": transactional_id(pipeline),
         "linger.ms": 5,
-        # A broker that refuses a record refuses its whole batch, so each record gets its own batch.
+        # If a broker rejects a record, it rejects the record's whole batch. So each record gets its
+        # own batch.
         "batch.num.messages": 1,
     }
     producer = producer_of(kafka, ANY_SIZE | producer_settings)
@@ -129,7 +128,7 @@ def redrive(
                 f"The topic {topic_of(pipeline)} was deleted while it was read.",
                 next_step="Repeat the command.",
             )
-        # Each partition gets its records again in their original order.
+        # Write each partition's records in their original order again.
         due.sort(key=lambda letter: letter.source or ())
         due = list(with_histories(due, markers))
         for start in range(0, len(due), _AT_ONCE):
@@ -173,8 +172,8 @@ def _obstacle(
         return obstacle
     if letter.source is not None and letter.source[1] >= partitions[letter.source[0]]:
         return "its topic has no such partition any more"
-    # A record that could be read may have had an effect already, so it is re-driven only if the
-    # user names its reason or its dead letter's position.
+    # A record that could be read may already have had an effect. So re-drive it only if the user
+    # names the reason, or the dead letter's position.
     if chosen.reason or chosen.place or letter.reason in UNREADABLE:
         return ""
     return f"{letter.reason}: name the reason to re-drive these too"
@@ -189,10 +188,10 @@ def _send(
     outcome: RedriveOutcome,
     corrected: bytes | None,
 ) -> Sequence[DeadLetter]:
-    """Write records and their markers in one transaction. Returns the dead letters that are left.
+    """Write records and their markers in one transaction.
 
-    If the broker refuses a record, nothing is written, and all other dead letters are left.
-    Otherwise, none is left.
+    Returns the dead letters that still have to be re-driven. If the broker refuses a record,
+    nothing is written, and these are all other dead letters. Otherwise, the result is empty.
     """
     records = _originals(kafka, letters)
     sent: dict[tuple[int, int], RedriveMarker] = {}
@@ -216,7 +215,7 @@ def _send(
     try:
         for letter, record in zip(letters, records, strict=True):
             if isinstance(record, str):
-                # `record` is the reason why the record cannot be written.
+                # `record` is a text: the reason why the record cannot be written.
                 continue
             key, value, timestamp, headers = record
             if corrected is not None:
@@ -235,7 +234,7 @@ def _send(
         until = time.monotonic() + _TIMEOUT_S
         while not errors and producer.flush(_WAIT_S) and time.monotonic() < until:
             # Stop at the first error. After an error, the client does not send the other records,
-            # so `flush` would wait for them in vain.
+            # and the loop would wait for them until its time limit.
             pass
         for letter, error in errors:
             if error.code() in _RECORD_REFUSED:
@@ -245,7 +244,7 @@ def _send(
         if errors:
             letter, error = errors[0]
             topic = (letter.source or ("",))[0]
-            # The client may only say that it has not sent the record.
+            # The client's error may only say that the record was not sent, so look for the cause.
             require_writable(kafka, {topic, markers_of(pipeline)})
             raise EngineError(
                 f"A record was not written to {topic}: {sentence(error.str())}",
@@ -261,7 +260,7 @@ def _send(
         with denial_named(WRITE, markers_of(pipeline), transactional_id(pipeline)):
             producer.commit_transaction(_TIMEOUT_S)
     except BaseException:
-        # If nothing was written, a broker may refuse to abort the transaction.
+        # Ignore errors: if nothing was written, a broker may refuse to abort the transaction.
         with suppress(KafkaException):
             _abort(producer)
         raise
@@ -278,7 +277,7 @@ def _abort(producer: Producer) -> None:
 
 
 def _history_headers(history: Sequence[Failure]) -> list[tuple[str, bytes]]:
-    """Return the last headers of a record that was re-driven after these failures."""
+    """Return the last headers of a re-driven record, which list these failures."""
     if not history:
         return []
     headers: list[tuple[str, bytes]] = []
@@ -303,9 +302,9 @@ Record = tuple[bytes | None, bytes | None, int, Headers]
 
 
 def _originals(kafka: Mapping[str, str], letters: Sequence[DeadLetter]) -> list[Record | str]:
-    """Return the records to write, as they were before they were rejected.
+    """Return the records to write, in the form in which they were rejected.
 
-    In place of a record that cannot be written, the reason why it cannot.
+    A record that cannot be written is replaced by the reason.
     """
     changed: list[Place] = []
     for letter in letters:
@@ -337,8 +336,8 @@ def _original(letter: DeadLetter, sources: Mapping[Place, Record]) -> Record | s
     key, value, timestamp, headers = record
     if headers == HEADERS_UNREADABLE:
         return "names of its headers are not UTF-8"
-    # The last re-drive has added these headers at the end of the record. They are missing if
-    # another program has written another record to this position.
+    # The last re-drive has added these headers at the end of the record. If they are missing,
+    # another program's record is at this position.
     earlier = _history_headers(letter.history)
     if earlier and [*headers[-len(earlier) :]] == earlier:
         headers = headers[: -len(earlier)]
@@ -350,7 +349,7 @@ def _milliseconds(iso: str) -> int:
 
     Returns 0 if the header is missing: the record then gets the current time.
     """
-    # A time before the year 1 or after the year 9999 is a number.
+    # A time before the year 1 or after the year 9999 is written as a number.
     number = iso.removesuffix(" ms")
     if number != iso and is_number(number.removeprefix("-")):
         return int(number)

@@ -1,8 +1,8 @@
-"""The topic that says which dead letters were re-driven, and the record that remembers its id.
+"""The topic of re-drives, which tells which dead letters were re-driven, and the record of its id.
 
-If this topic were lost without a word, the next re-drive would write every record to its source
-topic a second time. Therefore the topic's id is in the topic of the pipeline's batches,
-`PIPELINE_markers`, under a key that no batch has.
+If this topic were lost unnoticed, the next re-drive would write every record to its source topic a
+second time. Therefore the topic's id is in the topic of the pipeline's batches, `PIPELINE_markers`,
+under a key that no batch has.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def transactional_id(pipeline: str) -> str:
 def require_redrive_topic(kafka: Mapping[str, str], pipeline: str, producer: Producer) -> None:
     """Create the topic before the first re-drive. Later, raise OutputError if it was deleted.
 
-    `producer` has the re-drives' transactional id, so that no other process re-drives meanwhile.
+    `producer` has the re-drives' transactional id. It keeps other processes from re-driving
+    meanwhile.
     """
     topic = markers_of(pipeline)
     remembered = _remembered_id(kafka, pipeline)
@@ -61,7 +62,7 @@ def require_redrive_topic(kafka: Mapping[str, str], pipeline: str, producer: Pro
 
 
 def accept_redrive_topic(kafka: Mapping[str, str], pipeline: str) -> str | None:
-    """Let the next re-drive use the topic as it is now.
+    """Accept the present topic for the next re-drive, even if the earlier topic was deleted.
 
     Returns the topic's name if it was deleted, or else None.
     """
@@ -82,7 +83,7 @@ def accept_redrive_topic(kafka: Mapping[str, str], pipeline: str) -> str | None:
 
 
 def _remembered_id(kafka: Mapping[str, str], pipeline: str) -> str | None:
-    """Read the id of the topic that re-drives have used; None before the first."""
+    """Read the id of the topic that re-drives have used. Return None before the first re-drive."""
     batches = batches_of(pipeline)
     if not topic_ids(kafka, [batches], ANSWER_SECONDS):
         return None

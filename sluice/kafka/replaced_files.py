@@ -1,7 +1,7 @@
 """Notices that files of a connection's settings, such as a client's certificate, were replaced.
 
 A client reads these files once, when it is made. It keeps its open connections, but opens new ones
-with the old certificate. So a process that goes on for long makes new clients.
+with the old certificate. So a process that runs for long must make new clients.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ _FILES = (
     "https.ca.location",
 )
 _SETTLED_S = 1.0
-"""A certificate and its key are written one after the other."""
+"""How long to wait after a change, because a certificate and its key are written one after the
+other."""
 
 Version = tuple[int, int, int]
 """A file's inode, the time of its last change and its size."""
 
 
 class ReplacedFiles:
-    """The files of settings, as they were when clients were made with them."""
+    """The files of settings, with their versions at the time when clients were made with them."""
 
     def __init__(self, kafka: Mapping[str, str]) -> None:
         self._kafka = kafka
@@ -40,9 +41,9 @@ class ReplacedFiles:
         self._later_since = 0.0
 
     def were_replaced(self) -> bool:
-        """Return whether a file has another content now, and clients can use the files.
+        """Return whether a file was replaced, and clients can use the new files.
 
-        Files that are being replaced may not fit together yet.
+        While files are being replaced, they may not fit together yet.
         """
         if not self._paths:
             return False
@@ -51,7 +52,7 @@ class ReplacedFiles:
             self._later, self._later_since = current, now
         if current == self._used or now - self._later_since < _SETTLED_S:
             return False
-        # If the files are unusable, they are tried again after the same time.
+        # If the files are unusable, wait for the same time before trying them again.
         self._later_since = now
         try:
             silent_admin(self._kafka)
@@ -64,7 +65,7 @@ class ReplacedFiles:
 
 
 class LastingAdmin:
-    """An administrative client that is made anew when files of its settings were replaced."""
+    """An administrative client. It is made anew after files of its settings were replaced."""
 
     def __init__(self, kafka: Mapping[str, str]) -> None:
         self._kafka = kafka
@@ -74,7 +75,7 @@ class LastingAdmin:
     def client(self) -> AdminClient:
         """Return a client with the present files.
 
-        As long as the new files are unusable, returns the client with the old ones.
+        As long as the new files are unusable, returns the client with the old files.
         """
         if self._files.were_replaced():
             files = ReplacedFiles(self._kafka)

@@ -1,8 +1,8 @@
-"""Asks an OAuth token endpoint for tokens, with the client credentials of OpenID Connect.
+"""Requests tokens from an OAuth endpoint, with the client credentials of OpenID Connect.
 
-By default, each client gets its tokens by librdkafka's own implementation of OIDC. But an
-administrative client only reports that a request has got no answer, so this module finds the
-reason. It also makes the tokens that all clients of a process share, if the settings want that.
+By default, each client gets its tokens by librdkafka's own implementation of OIDC. If there is no
+token, an administrative client only reports that a request got no answer, so this module finds the
+reason. It also gets the tokens that all clients of a process share, if the settings say so.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _ANSWER_S = 5.0
 _KEPT_S = 10
-"""How long an answer is kept, because a trigger asks again every few seconds."""
+"""How long an answer is cached. A trigger needs it every few seconds."""
 _MOST_BYTES = 1_000_000
 _LONGEST_REASON = 300
 _PREFIX = "sasl.oauthbearer."
@@ -38,7 +38,7 @@ Token = tuple[str, float] | tuple[str, float, str, dict[str, str]]
 class TokenError(Exception):
     """An endpoint has issued no valid token.
 
-    `reason` is the end of a sentence that begins with the endpoint.
+    `reason` completes a sentence that begins with the endpoint.
     """
 
     def __init__(self, reason: str) -> None:
@@ -47,7 +47,7 @@ class TokenError(Exception):
 
 
 def uses_endpoint(kafka: Mapping[str, str]) -> bool:
-    """Return whether clients get their tokens from an endpoint, for an id and a secret."""
+    """Return whether clients get their tokens from an endpoint, with an id and a secret."""
     is_oidc = kafka.get(f"{_PREFIX}method", "").lower() == "oidc"
     grant = kafka.get(f"{_PREFIX}grant.type") or _CLIENT_CREDENTIALS
     has_scheme = endpoint_of(kafka).lower().startswith(("http://", "https://"))
@@ -64,7 +64,7 @@ def endpoint_trouble(kafka: Mapping[str, str]) -> str:
     """Return why the endpoint issues no valid token, as the end of a sentence; empty if it does.
 
     Also returns an empty text if the settings need more than an id and a secret, because only
-    librdkafka knows how such a token is asked for.
+    librdkafka can request such a token.
     """
     if not uses_endpoint(kafka):
         return ""
@@ -77,7 +77,7 @@ def argument_of(kafka: Mapping[str, str]) -> str:
 
 
 def shared_token(argument: str) -> Token:
-    """Ask the endpoint for a token. Raises TokenError without a valid token."""
+    """Request a token from the endpoint. Raises TokenError if there is no valid token."""
     settings: Mapping[str, str] = json.loads(argument)
     token = _requested(settings)
     expires_at = _expiry(token)
@@ -112,7 +112,7 @@ def _requested(settings: Mapping[str, str]) -> str:
     from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
 
     class NoRedirects(HTTPRedirectHandler):
-        """Never sends the secret to another address, as librdkafka does not, either."""
+        """Never sends the secret to another address. Neither does librdkafka."""
 
         def redirect_request(self, *_: object) -> None:
             return None

@@ -1,6 +1,6 @@
 """Functions that make tokens for clients that log in with OAUTHBEARER, such as those of AWS.
 
-A setting can only be text, because settings are passed on to tasks in other processes. So the
+Settings are passed on to tasks in other processes, so a setting can only be text. Therefore the
 setting `oauth_cb` has a function's name, and each process imports the function. The function takes
 the text of `sasl.oauthbearer.config`, and returns a token and the time at which the token expires,
 in epoch seconds.
@@ -28,9 +28,10 @@ _ENDPOINT = "sluice.kafka.token_endpoint.shared_token"
 _MSK_SERVER = re.compile(r"\.kafka(?:-serverless)?\.([a-z0-9-]+)\.amazonaws\.com", re.IGNORECASE)
 _LEAST_RETURNED = 2
 _LATER = 100
-"""Times of milliseconds are so many times as large as now, and no token is valid for so long."""
+"""A time in ms is about a thousand times the present time in seconds. No token is valid until even
+this many times the present time."""
 _SHARED_PART = 0.5
-"""The part of a token's lifetime in which further clients of a process get it, too."""
+"""After this part of a token's lifetime, further clients of the process get a new token."""
 
 
 @dataclass
@@ -42,7 +43,7 @@ class TokenFunction:
     trouble: str = ""
     """Why the last call has failed; empty if it has not."""
     _tokens: dict[str, tuple[float, Token]] = field(default_factory=dict)
-    """Argument → until when the token is shared, epoch seconds, and the token."""
+    """Argument → the time until which the token is shared, epoch seconds, and the token."""
     _lock: Lock = field(default_factory=Lock)
 
     def __call__(self, argument: str) -> Token:
@@ -56,7 +57,8 @@ class TokenFunction:
                 token = self.make(argument)
                 expires_at = _expiry(token, now)
             except Exception as error:
-                # The client only says that the function has raised an exception.
+                # Keep the reason, because the client only reports that the function has raised an
+                # exception.
                 is_plain = isinstance(error, SluiceError | TokenError)
                 self.trouble = str(error) if is_plain else f"{type(error).__name__}: {error}"
                 raise
@@ -66,9 +68,9 @@ class TokenFunction:
 
 
 def token_settings(kafka: Mapping[str, str]) -> dict[str, str | TokenFunction]:
-    """Return the settings that a client with these settings needs to get tokens from a function.
+    """Return the settings by which a client with these settings gets tokens from a function.
 
-    Empty if it needs none. Raises SettingsError if there is no such function.
+    Empty if it needs no such tokens. Raises SettingsError if there is no such function.
     """
     name, argument = _named(kafka)
     if not name:
@@ -77,7 +79,7 @@ def token_settings(kafka: Mapping[str, str]) -> dict[str, str | TokenFunction]:
     if argument:
         settings[ARGUMENT] = argument
     if name == _ENDPOINT:
-        # Otherwise, the client would ask the endpoint itself.
+        # Otherwise, the client itself would request tokens from the endpoint.
         settings["sasl.oauthbearer.method"] = "default"
     return settings
 
@@ -89,7 +91,7 @@ def uses_msk_iam(kafka: Mapping[str, str]) -> bool:
 
 
 def function_trouble(kafka: Mapping[str, str]) -> str:
-    """Return why the function for tokens has failed the last time; empty if it has not."""
+    """Return why the last call of the function for tokens failed; empty if it succeeded."""
     name, _ = _named(kafka)
     if not name:
         return ""
@@ -98,7 +100,7 @@ def function_trouble(kafka: Mapping[str, str]) -> str:
 
 
 def _named(kafka: Mapping[str, str]) -> tuple[str, str]:
-    """Return the name of the function and its argument; the name is empty without a function."""
+    """Return the function's name and its argument. The name is empty if there is no function."""
     name, argument = kafka.get(FUNCTION, ""), kafka.get(ARGUMENT, "")
     if name:
         return name, argument
@@ -107,7 +109,7 @@ def _named(kafka: Mapping[str, str]) -> tuple[str, str]:
     mechanism = kafka.get("sasl.mechanism") or kafka.get("sasl.mechanisms", "")
     server = _MSK_SERVER.search(kafka.get("bootstrap.servers", ""))
     is_oidc = kafka.get("sasl.oauthbearer.method", "").lower() == "oidc"
-    # The brokers of MSK take no other tokens than those of IAM.
+    # The brokers of MSK accept only tokens of IAM.
     if mechanism.upper() != "OAUTHBEARER" or server is None or is_oidc:
         return "", ""
     return MSK_IAM, argument or f"region={server[1].lower()}"
@@ -116,7 +118,8 @@ def _named(kafka: Mapping[str, str]) -> tuple[str, str]:
 def _expiry(token: Token, now: float) -> float:
     """Return when a token expires, in epoch seconds.
 
-    Raise TokenError if it is none, as functions return anything. It is not in the error's text.
+    Raise TokenError if the function's result is not a token. The error's text does not show the
+    result.
     """
     returned = token if isinstance(token, (tuple, list)) else ()
     if len(returned) < _LEAST_RETURNED or not (returned[0] and isinstance(returned[0], str)):

@@ -1,4 +1,4 @@
-"""Create, write and read Kafka topics."""
+"""Creates, writes and reads Kafka topics."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _LISTED_AFTER_S = 0.05
 _WITHOUT_LEADER = {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE}
 _NO_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION}
 _FEW_RECORDS = {
-    # The client fetches more than the few records that are needed, and these limits say how much.
+    # These settings limit how much the client fetches beyond the few records that are needed.
     "max.partition.fetch.bytes": 65_536,
     "queued.min.messages": 1,
 }
@@ -83,7 +83,7 @@ class Topic:
 def create_topics(kafka: Mapping[str, str], topics: Iterable[Topic]) -> tuple[str, ...]:
     """Create the topics that do not exist yet, and return their names.
 
-    A broker lists all topics when this returns.
+    When this function returns, a broker lists all of these topics.
     """
     require_brokers(kafka)
     # The client is assigned to a variable because it must outlive its futures.
@@ -98,18 +98,19 @@ def create_topics(kafka: Mapping[str, str], topics: Iterable[Topic]) -> tuple[st
         created: list[str] = []
         for name, future in futures.items():
             error = future.exception(_TIMEOUT_S)
-            # Kafka denies the creation of a topic to a user without CREATE, even if it exists.
+            # Kafka denies the creation of a topic to a user without CREATE, even if the topic
+            # exists.
             if _is_denied(error) and _is_listed(admin, name):
                 continue
             if _was_created(kafka, name, error):
                 created.append(name)
-    # Another client may have created a topic that exists only a moment ago.
+    # An existing topic may have been created by another client only a moment ago.
     _wait_until_listed(kafka, admin, futures.keys())
     return tuple(created)
 
 
 def delete_topics(kafka: Mapping[str, str], names: Sequence[str]) -> None:
-    """Delete topics. Those that do not exist are passed over."""
+    """Delete topics. Ignore topics that do not exist."""
     if not names:
         return
     admin = silent_admin(kafka)
@@ -138,7 +139,7 @@ def delete_group(kafka: Mapping[str, str], name: str) -> None:
 def _wait_until_listed(kafka: Mapping[str, str], admin: AdminClient, names: Set[str]) -> None:
     """Wait until a broker lists topics.
 
-    It learns of a new topic only a moment after the controller has created it.
+    A broker learns of a new topic only a moment after the controller has created it.
     """
     until = time.monotonic() + _TIMEOUT_S
     with broker_errors(kafka):
@@ -175,7 +176,7 @@ def watermark_offsets(
             with denial_named(DESCRIBE, place.topic):
                 return consumer.get_watermark_offsets(place, timeout=timeout_s)
         except KafkaException as error:
-            # A broker lists a new topic a moment before it leads the topic's partitions.
+            # A broker lists a new topic shortly before it leads the topic's partitions.
             if error.args[0].code() not in _WITHOUT_LEADER or time.monotonic() > until:
                 raise
         time.sleep(_LISTED_AFTER_S)
@@ -228,9 +229,9 @@ def produce(
                 producer.produce(topic, value, key, timestamp=timestamp_ms)
                 break
             except BufferError:
-                # The queue is full: wait until the broker has taken some records.
+                # The queue is full: wait until the broker has accepted some records.
                 producer.poll(0.1)
-        # Polling calls `note` for the records that the broker has answered.
+        # While polling, the client calls `note` for the records that the broker has acknowledged.
         if number % _POLL_EVERY == 0:
             producer.poll(0)
     undelivered = producer.flush(_TIMEOUT_S)
@@ -261,7 +262,7 @@ def _require_topic(kafka: Mapping[str, str], client: Producer, topic: str) -> No
 
 
 def require_delivery(error: KafkaError | None, message: Message) -> None:
-    """Raise EngineError if the broker refused the record. This is a callback of deliveries."""
+    """Raise EngineError if the broker refused the record. This function is a delivery callback."""
     if error is not None:
         raise EngineError(f"A record was not written to {message.topic()}: {sentence(error)}")
 
@@ -332,7 +333,7 @@ def topic_ids(
     topics: Iterable[str],
     seconds: float = _TIMEOUT_S,
 ) -> dict[str, str]:
-    """Return topic → its Kafka id, which is new after a topic is deleted and created again.
+    """Return topic → its Kafka id. A topic that is deleted and created again gets a new id.
 
     Omits missing topics. Raises BrokersUnreachable if no broker answers within `seconds`.
     """
@@ -359,10 +360,8 @@ def described_topics(
 ) -> dict[str, TopicDescription]:
     """Return topic → its description, without the missing topics.
 
-    The broker reads only these topics.
-
-    With `with_operations`, the broker also says which operations it allows to this client, unless
-    it cannot say that.
+    The request names only these topics. With `with_operations`, the descriptions also list the
+    operations that this client may do, if the broker can list them.
 
     Raises KafkaException if no broker answers within `seconds`, or if the client may not describe a
     topic.
@@ -384,9 +383,9 @@ def described_topics(
 
 
 def require_writable(kafka: Mapping[str, str], topics: Collection[str]) -> None:
-    """Raise EngineError if one of the topics is gone, or if Kafka denies to write to it.
+    """Raise EngineError if one of the topics does not exist, or if Kafka denies to write to it.
 
-    Explains why a write fails or takes long. Does nothing if no broker answers.
+    Call this to explain why a write fails or takes long. Does nothing if no broker answers.
     """
     try:
         admin = silent_admin(kafka)
@@ -416,7 +415,7 @@ _NO_HEADERS: Headers = []
 
 
 def headers_of(message: Message) -> Headers:
-    """Return the headers of a record. Call it once per message."""
+    """Return the headers of a record. Call this only once per message."""
     try:
         return _pairs(message.headers())
     except _NAME_IS_NOT_UTF_8:
@@ -424,9 +423,9 @@ def headers_of(message: Message) -> Headers:
 
 
 def headers_of_each(messages: Sequence[Message]) -> list[Headers]:
-    """Return the headers of each record. Call it once per message.
+    """Return the headers of each record. Call this only once per message.
 
-    A record without headers takes a tenth of the time of `headers_of`.
+    For a record without headers, it takes a tenth of the time of `headers_of`.
     """
     found: list[Headers] = []
     headers_of_messages = map(Message.headers, messages)
@@ -451,13 +450,14 @@ def _pairs(headers: Any) -> Headers:
 def records_at(
     kafka: Mapping[str, str], places: Iterable[Place]
 ) -> Iterator[tuple[Place, Message]]:
-    """Yield the committed records at these places, with their places; leave out empty places.
+    """Yield the committed records at these places, with their places. Leave out empty places.
 
     Raises BrokersUnreachable if no broker answers, and EngineError if a topic cannot be read.
     """
     wanted = {*places}
     with RangeReader(kafka, _FEW_RECORDS, skips_lost=True) as reader:
-        # This call makes the client find the partitions' leaders at once instead of after 0.5 s.
+        # Because of this call, the client finds the partitions' leaders at once instead of after
+        # 0.5 s.
         for topic in sorted({topic for topic, _, _ in wanted}):
             with broker_errors(kafka):
                 reader.consumer.list_topics(topic, timeout=_TIMEOUT_S)
@@ -471,8 +471,8 @@ def records_at(
 def _rounds(places: Iterable[Place]) -> Iterator[list[Range]]:
     """Yield ranges that cover the places. Each list has at most one range of a partition.
 
-    Two places are in the same range if it is quicker to read on from one to the other than to ask
-    the broker again.
+    Two places are in the same range if reading on from one to the other is faster than another
+    request.
     """
     ranges: dict[tuple[str, int], list[Range]] = {}
     for topic, partition, offset in sorted(places):

@@ -1,4 +1,4 @@
-"""The number of records that a pipeline has not read: `Lag` counts them from offsets."""
+"""Counts the records that a pipeline has not read: `Lag` computes them from offsets."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Lag:
     positions: Offsets
     begins: Offsets
     full_ends: Offsets = field(default_factory=dict)
-    """The ends of partitions including the records that open transactions hold back. May omit
+    """The ends of partitions, including the records that open transactions hold back. May omit
     partitions in which no records are held back."""
     broker: str = ""
     """HOST:PORT of a broker that has one of the partitions; empty if no partition has a broker."""
@@ -65,8 +65,8 @@ class Lag:
     def missing(self, topics: Iterable[str]) -> list[str]:
         """Return the topics that do not exist, or that this client may not describe, sorted.
 
-        Includes patterns that match no topic, and topics that a pattern matched when they were
-        read.
+        Includes patterns that match no topic, and topics that were once read through a pattern but
+        have been deleted.
         """
         topics = [*topics]
         wanted = {*named_or_matching(topics, self.positions)}
@@ -92,8 +92,8 @@ class Lag:
 
     def full_end(self, topic: str, partition: int) -> int:
         """Return the end of a partition, with the records that an open transaction holds back."""
-        # `ends` and `full_ends` are read one after the other, so a full end can be older and
-        # therefore smaller.
+        # `ends` and `full_ends` are read one after the other, so a full end may be older and
+        # therefore smaller than the end.
         return max(self.full_ends.get(topic, {}).get(partition, 0), self.ends[topic][partition])
 
     def unread_in(self, topic: str, partition: int) -> int:
@@ -120,7 +120,7 @@ class Lag:
         return Lag(ends, positions, self.begins, self.full_ends, self.broker, self.denied)
 
     def still_held(self, later: Lag) -> Lag:
-        """Return `later`, reduced to partitions that the same transaction holds back in both."""
+        """Return `later`, limited to partitions that the same transaction holds back in both."""
         before = self.held_ends
         ends: Offsets = {}
         for topic, later_ends in later.held_ends.items():
@@ -132,20 +132,20 @@ class Lag:
 
     def _count(self, topic: str, partition: int, end: int) -> int:
         """Return the number of offsets before `end` that the pipeline has not read."""
-        # If the topic was deleted and created again, it counts as at least one record, even if it
-        # is empty, so that a run starts and reports the change.
+        # If the topic was deleted and created again, count at least one record, even if the topic
+        # is empty: a run must start to report the change.
         is_new = self.positions.get(topic, {}).get(partition, 0) > end
         return max(end - self._first(topic, partition, end), int(is_new))
 
     def _first(self, topic: str, partition: int, end: int) -> int:
         """Return the offset of the first record before `end` that the pipeline has not read.
 
-        `end` if it has read all.
+        Return `end` if the pipeline has read all records.
         """
         begin = self.begins.get(topic, {}).get(partition, 0)
         position = self.positions.get(topic, {}).get(partition, begin)
-        # A position after the end means that the topic was deleted and created again: all records
-        # are unread. A begin after the position means that retention has removed unread records.
+        # If the position is after the end, the topic was deleted and created again, and all records
+        # are unread. If the begin is after the position, retention has removed unread records.
         if position > end:
             return begin
         return max(position, begin)
@@ -178,7 +178,7 @@ def _partitions(
 ) -> tuple[list[TopicPartition], str, frozenset[str]]:
     """Find the partitions of the topics, the address of a broker, and denied topics.
 
-    Topics that do not exist are omitted. Without a pattern, only these topics are asked for,
+    Topics that do not exist are omitted. Without a pattern, the request names only these topics,
     however many the cluster has.
     """
     partitions: list[TopicPartition] = []
@@ -196,8 +196,8 @@ def _partitions(
             described = future.result(ANSWER_SECONDS)
         except KafkaException as error:
             reason = error.args[0]
-            # One topic that may not be described must not hide the others, which other pipelines
-            # may read.
+            # A topic that may not be described must not hide the other topics, which other
+            # pipelines may read.
             if is_denial(reason):
                 denied.add(name)
             elif reason.code() not in _MISSING_TOPIC:
@@ -205,7 +205,7 @@ def _partitions(
         else:
             for partition in described.partitions:
                 partitions.append(TopicPartition(name, partition.id))
-                # While a partition has no broker, it has no leader.
+                # A partition without an available broker has no leader.
                 if partition.leader is not None:
                     broker = address_of(partition.leader.host, partition.leader.port)
     return partitions, broker, frozenset(denied)

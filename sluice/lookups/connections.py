@@ -1,6 +1,6 @@
 """The connection to a database in which records are looked up.
 
-The driver of a run sends it to Spark's tasks.
+A run's driver sends the connection to Spark's tasks.
 """
 
 from __future__ import annotations

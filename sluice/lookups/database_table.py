@@ -1,4 +1,4 @@
-"""Reads the rows of keys from a table of a database, many keys in one statement."""
+"""Reads rows of a database table by their keys, many keys in one statement."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from sluice.values.stored_values import has_models
 def _whole_number(key: str) -> int:
     """Return the number that a key's text stands for.
 
-    Raises ValueError for a text such as 007, because as a key, it differs from the text 7.
+    Raises ValueError for a text such as 007: as keys, the texts 007 and 7 are different.
     """
     number = int(key)
     if str(number) != key:
@@ -50,8 +50,7 @@ _KEY_TYPES: Mapping[type, Callable[[str], Any]] = {
     UUID: UUID,
     date: date.fromisoformat,
 }
-"""Python type of a column's values → the function that makes such a value from the text of a
-key."""
+"""Python type of a column's values → the function that converts a key's text to this type."""
 
 
 @dataclass(frozen=True)
@@ -70,19 +69,20 @@ class DatabaseTable:
     def read(self, keys: Sequence[str]) -> Rows:
         """Return the rows of these keys, from the cache or in one statement.
 
-        In place of a row that cannot be used, there is an exception that says why.
-        Raises EngineError if the database refuses the table.
+        A row that cannot be used is replaced by an exception with the reason. Raises EngineError if
+        the database refuses the table.
         """
         cached = _row_cache(self.connection, self.table, self.row_type)
         rows, missing = cached.rows(keys)
         if missing:
-            # A row may change while it is read, so its age counts from the beginning of the read.
+            # A row may change while it is being read, so its age counts from the beginning of the
+            # read.
             begun = cached.clock()
             try:
                 read = self._read(missing)
             except SQLAlchemyError as error:
-                # The text of SQLAlchemy's error has the whole statement, so only its cause is
-                # shown.
+                # The text of SQLAlchemy's error has the whole statement, so show only the error's
+                # cause.
                 reason = masked(_first_cause(error), secrets_of_url(self.connection.url))
                 raise ConnectionError(reason) from None
             cached.add(missing, read, begun)
@@ -105,8 +105,8 @@ class DatabaseTable:
         try:
             return self._rows(values)
         except (DataError, OverflowError, ValueError) as error:
-            # The database refuses a key, such as a text with NUL. The keys are read in halves until
-            # one key is left: the refused key.
+            # The database refuses a key, such as a text with NUL. Read the keys in halves until
+            # only the refused key is left.
             if len(values) == 1:
                 return dict.fromkeys(values, LookupError(_first_cause(error)))
             middle = len(keys) // 2
@@ -118,16 +118,16 @@ class DatabaseTable:
         statement = select(key_column, *columns).where(key_column.in_([*values.values()]))
         with self._engine.connect() as database:
             rows = database.execute(statement).all()
-        # The database fills the values of a CHAR column with blanks, and ignores them when it
-        # compares.
+        # The database pads the values of a CHAR column with blanks, and ignores the blanks in
+        # comparisons.
         is_padded = isinstance(key_column.type, CHAR)
         wanted = {*values.values()}
         rows_by_value: dict[Any, list[Sequence[Any]]] = {}
         for column_value, *row in rows:
             value = column_value.rstrip(" ") if is_padded else column_value
             if value not in wanted:
-                # The value equals none of the requested keys. The database may have found it
-                # because it ignores case, for example. The value's key is therefore unknown.
+                # The value equals none of the requested keys, so its key is unknown. The database
+                # may have found the value because it ignores case, for example.
                 raise self._error(
                     f"takes the {self.table.column} {column_value!r} in {self.table.table} for "
                     "another key"
@@ -151,11 +151,11 @@ class DatabaseTable:
                 row = msgspec.convert(row, self.row_type)
             return self._declared.json(row)
         except Exception as error:
-            # The cache must not keep the frames of the traceback.
+            # Drop the traceback: the cache must not keep its frames in memory.
             return error.with_traceback(None)
 
     def _key_value(self, key: str) -> Any:
-        """Return the value of the key column for the text of a key.
+        """Convert the text of a key to a value of the key column.
 
         Return None if the column cannot have such a value.
         """
@@ -184,7 +184,7 @@ class DatabaseTable:
 
     @cached_property
     def _table(self) -> Table:
-        """The table as the database describes it.
+        """The database's description of the table.
 
         Raises EngineError if the table or a column is missing.
         """
@@ -234,8 +234,7 @@ def _first_cause(error: BaseException) -> str:
 
 @cache
 def _engine(connection: str, url: URL) -> Engine:
-    # Each read opens and closes a connection, so that none stays open while a run waits for
-    # records.
+    # Each read opens and closes a connection. None stays open while a run waits for records.
     return create_engine(url, poolclass=NullPool, hide_parameters=True)
 
 

@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 Row = str | BaseException | None
-"""A row as JSON, or the exception that says why the row cannot be used; None for a key without a
-row."""
+"""A row as JSON, or an exception with the reason why the row cannot be used; None for a key without
+a row."""
 
 
 @dataclass
 class RowCache:
     """Rows by key.
 
-    A key without a row is cached, too, so that a missing row is not read for every record.
+    Keys without a row are cached, too. Otherwise, a missing row would be read for every record.
     """
 
     size: int
@@ -44,7 +44,7 @@ class RowCache:
         return cached, missing
 
     def add(self, keys: Sequence[str], rows: Mapping[str, Row], read_at: float) -> None:
-        """Cache the rows of keys, which were read at the time `read_at` of the clock.
+        """Cache the rows of keys. `read_at` is the time of the clock at which they were read.
 
         If there are more than `size` rows, remove those that have not been used for the longest
         time.

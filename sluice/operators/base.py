@@ -30,10 +30,10 @@ DEFAULT_OUTPUT = "output"
 AHEAD = 3
 """AHEAD + LEFT and AHEAD + RIGHT are the sides of a change that a `TableJoin` gets early.
 
-Both sides of a join may depend on one table. A change of this table reaches one side first. To join
-it, Kafka Streams reads the store of the other side, which already contains the change. To give the
-same result, a `TableJoin` gets the change of the other side early, with AHEAD. Later, it gets this
-change once more, as LEFT or RIGHT, and joins it.
+Both sides of a join may depend on one table. A change of this table reaches one side first. At that
+moment, Kafka Streams joins the change with the other side's store, which already contains the
+change. To give the same result, a `TableJoin` gets the change of the other side early, with AHEAD.
+Later, it gets this change once more, as LEFT or RIGHT, and joins it.
 """
 
 
@@ -43,12 +43,13 @@ def rejects_record(error: BaseException) -> bool:
     A MemoryError ends the run, because it depends on the machine: the record may succeed when it is
     read again.
     """
-    # sys.exit() in a function must reject the record, not end the driver. Ctrl-C ends the driver.
+    # `sys.exit()` in a function must reject the record, not end the driver. Ctrl-C must end the
+    # driver.
     return isinstance(error, Exception | SystemExit) and not isinstance(error, MemoryError)
 
 
 def require_run(result: object) -> None:
-    """Raise TypeError for a coroutine or a generator: the author's code has not run."""
+    """Raise TypeError for a coroutine or a generator, because the author's code has not run yet."""
     if isinstance(result, Coroutine | Generator | AsyncGenerator):
         raise TypeError(f"the function returned a {type(result).__name__}, so its code did not run")
 
@@ -56,7 +57,7 @@ def require_run(result: object) -> None:
 def listed_results(step: str, results: Any, count: int, error: type[EngineError]) -> list[Any]:
     """Return the results of a function that takes many values, as a list.
 
-    Raises `error` unless each value has a result.
+    Raises `error` unless the function has returned a result for each value.
     """
     is_list = isinstance(results, Sequence) and not isinstance(results, str | bytes)
     if is_list and len(results) == count:
@@ -92,8 +93,8 @@ class Row(msgspec.Struct):
     READ on.
     """
     old: bool = False
-    """Whether this row has a table's old value. A table's change is up to two rows with the same
-    `time`, `before` and `after`: the old value, then the new value."""
+    """Whether this row has a table's old value. A table's change consists of one or two rows with
+    the same `time`, `before` and `after`: the old value, then the new value."""
     window: Bounds | None = None
     latest_of_sides: tuple[int, int] = (-1, -1)
     """In a join of two streams: their largest event times (left, right), including this row.
@@ -101,18 +102,18 @@ class Row(msgspec.Struct):
     In a cogrouped aggregate: the largest event time of all streams before this row, and -1.
     """
     foreign: str | None = None
-    """The record's own key, if `key` is another key. These operators get both keys: the left side
-    of a foreign-key join, a stream joined by a mapped key, a stream deduplicated by an id, and an
-    aggregate of a grouped table. An aggregate of a stream that has a topic for late records gets
-    the record's original value here, as JSON, and sends it to this topic if the record is late.
-    A step that sets times or headers gets them here as JSON. A step that applies changes gets the
+    """The record's own key, if `key` is another key. The operators that get both keys: the left
+    side of a foreign-key join, a stream joined by a mapped key, a stream deduplicated by an id, and
+    an aggregate of a grouped table. An aggregate of a stream that has a topic for late records gets
+    the record's original value here, as JSON, and sends it to this topic if the record is late. A
+    step that sets times or headers gets them here as JSON. A step that applies changes gets the
     kind and the old row of the change."""
     headers: str | None = None
     """The headers of the record that caused the row, as JSON."""
 
 
 class Receiver(Protocol):
-    """Receives what a processor forwards."""
+    """Receives the results that a processor forwards."""
 
     headers: str | None
     """The headers of the next results, as JSON: the current row's headers, unless the operator sets
@@ -155,9 +156,9 @@ class Output(Receiver, Protocol):
 
         For a table, send the old value (`old=True`) before the new value or the tombstone.
 
-        Only an author's processor has outputs (`to`) other than the default. If stream time
-        advances and results of several keys become due, they are sent in the order of `rank`; its
-        default is the time at which the result was due.
+        `to`: only an author's processor has other outputs than the default. If stream time advances
+        and results of several keys become due, they are sent in the order of `rank`; its default is
+        the time at which the result was due.
         """
 
     def count(self, reason: str, number: int = 1) -> None:
@@ -165,12 +166,12 @@ class Output(Receiver, Protocol):
 
         Except for `late`, the row then has no effect: it changes no state and has no result. A row
         is counted as `late` once for each window for which it is late. `restarted` counts windows
-        whose earlier records the row replaces (see `WindowedAggregate`). `expired` counts the
-        records of a table that had expired.
+        whose earlier records the row replaces (see `WindowedAggregate`). `expired` counts a table's
+        records that had already expired.
         """
 
     def send_late(self) -> None:
-        """Note that the current row is late for all windows, so that it has no effect.
+        """Note that the current row is late for all windows, and therefore has no effect.
 
         Send it to the operator's topic for late records, if any.
         """
@@ -200,34 +201,34 @@ class Output(Receiver, Protocol):
 class RecordedFailure(Exception):
     """The failure of a call, in this batch or recorded in an earlier one.
 
-    The exception's text is the whole description of the failure.
+    The exception's text is the complete description of the failure.
     """
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """What an asking operator learned for one row: a JSON result (None for null), or an error."""
+    """The answer for one row of an `Asking` operator: a JSON result (None for null) or an error."""
 
     value: str | None = None
     error: str | None = None
 
 
 class Asking(Protocol):
-    """An operator that asks a service or a database about each row, before it processes the rows.
+    """An operator that calls a service or a database for each row, before it processes the rows.
 
-    The task of a stage keeps the answers, so that a repeated batch, or a rebuild, need not ask
-    again.
+    The task of a stage records the answers. A repeated batch, or a rebuild, need not call again.
     """
 
     rows_at_once: int
-    """The number of rows to ask about before their answers are recorded."""
+    """The number of rows to call for before their answers are recorded."""
 
     def needs_answer(self, row: Row) -> bool:
-        """Return whether to ask about the row at all."""
+        """Return whether the row needs a call at all."""
 
     def ask(self, rows: Sequence[Row]) -> list[str | BaseException | None]:
-        """Ask about these rows.
+        """Make the calls for these rows.
 
-        Returns for each row the answer as JSON (None for null), or the exception that rejects it.
+        Returns for each row the answer as JSON (None for null), or the exception that rejects the
+        row.
         """
 
     def send(self, row: Row, answer: Answered, out: Output) -> None:

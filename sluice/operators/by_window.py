@@ -1,4 +1,4 @@
-"""Operators on rows with windowed keys: each key and window has a state of its own."""
+"""Operators on rows with windowed keys: each key and window has its own state."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class ByWindow(Operator[Any]):
     """Runs an operator by key and window.
 
     In the operator's rows, the key is a text that contains the record's key and its window. Each
-    result gets the key and the window of its row. The operator only sends results for rows of their
-    key.
+    result gets the key and the window of its row. The operator must send a result only for a row of
+    the same key.
     """
 
     def __init__(self, make: Callable[[], Operator[Any]]) -> None:

@@ -1,7 +1,7 @@
-"""Steps that ask about each record: `call` asks an author's function, `lookup` a database's table.
+"""Steps with a call for each record: `call` calls an author's function, `lookup` reads a table.
 
-Neither step keeps a state. The task of a stage asks about many rows at once, and records the
-answers in the worker's shard.
+Neither step keeps a state. The task of a stage makes the calls for many rows at once, and records
+the answers in the worker's shard.
 """
 
 from __future__ import annotations
@@ -32,13 +32,16 @@ from sluice.values.stored_values import value_decoder
 from sluice.values.windowed_keys import windowed_key_text
 
 _CALLS_PER_TURN = 20
-"""How many rounds of concurrent calls are made before their answers are recorded. With more rounds,
+"""The number of rounds of concurrent calls before their answers are recorded. With more rounds,
 less time is spent on waiting for the slowest call, but a crash loses more answers."""
 _LOOKED_UP_AT_ONCE = 1_000
 
 
 class _Stateless(Operator[None]):
-    """Base class of `Call` and `Lookup`, which are stateless and send rows only with answers."""
+    """Base class of `Call` and `Lookup`, which are stateless.
+
+    A row is sent only with its answer.
+    """
 
     state_type: Any = None
 
@@ -55,8 +58,8 @@ class _Stateless(Operator[None]):
 class Call(_Stateless):
     """Replaces each value with the result of an author's function. A null value stays null.
 
-    The function takes key and value or, with `size`, a list of up to `size` values, and returns a
-    result per value.
+    The function takes key and value, and returns a result. With `size`, it takes a list of up to
+    `size` values, and returns a result for each.
     """
 
     def __init__(
@@ -98,13 +101,13 @@ class Call(_Stateless):
         key = row.foreign
         if key is not None and row.window is not None:
             key = windowed_key_text(key, row.window)
-        # Each attempt gets a value of its own, because the function may change it.
+        # Each attempt gets its own copy of the value, because the function may change it.
         return self._function(key, self._value(row))
 
     def _ask_many(self, rows: Sequence[Row], size: int) -> list[Any]:
-        """Call with lists of up to `size` values.
+        """Call the function with lists of up to `size` values.
 
-        If a list has failed, call with each of its values alone.
+        If a call with a list fails, call the function with each of its values alone.
         """
         lists = [rows[begin : begin + size] for begin in range(0, len(rows), size)]
         calls = [partial(self._call_many, called_rows) for called_rows in lists]
@@ -153,7 +156,7 @@ missing."""
 class Lookup(_Stateless):
     """Joins each record with the table's row of its key: `{"left": value, "right": row}`.
 
-    The table is that of a database, or a store of another pipeline.
+    The table is in a database, or is a store of another pipeline.
 
     `Row.key` is the key to look up, and `Row.foreign` is the record's own key. `read` reads the
     table's rows of many keys.
@@ -161,7 +164,7 @@ class Lookup(_Stateless):
 
     rows_at_once = _LOOKED_UP_AT_ONCE
     source = "the database"
-    """What is read, in errors."""
+    """The name, in errors, of the source that is read."""
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ class ChangedRows(Operator[LatestValue]):
 
     check_old: CheckOld | None
     may_lack_columns: bool
-    """Whether old rows may lack columns: a column that is null was perhaps not sent, and is not
+    """Whether old rows may lack columns. A column that is null may not have been sent, so it is not
     compared."""
     state_type: Any = LatestValue
 
@@ -67,7 +67,7 @@ class ChangedRows(Operator[LatestValue]):
         out.emit(row.key, row.value, row.time)
 
     def _differs(self, old: str, row: str | None) -> bool:
-        """Return whether a column that the database has sent differs in `old` and the key's row."""
+        """Return whether `old` and the key's row differ in a column that the database has sent."""
         # If the database does not send the old row, `old` is null, and there is nothing to compare.
         if old in ("null", row or "null"):
             return False

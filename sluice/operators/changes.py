@@ -16,8 +16,7 @@ class Changes(Operator[LatestValue]):
 
     A row is identified by key and window.
 
-    The old value comes from the state, so that the tables before this step need not send old
-    values.
+    The old value comes from the state, so the tables before this step need not send old values.
     """
 
     state_type: Any = LatestValue
@@ -30,8 +29,8 @@ class Changes(Operator[LatestValue]):
             out.count("null_key")
             return
         old, new = state.value, row.value
-        # A table can delete a row that it does not have, such as a row that a filter never passed.
-        # This changes nothing.
+        # A table may send the deletion of a row that it does not have, such as a row that never
+        # passed a filter. This is no change.
         if old is None and new is None:
             return
         if old is None:

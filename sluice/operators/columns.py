@@ -1,4 +1,4 @@
-"""Rows and results as columns, for operators that process all rows of many keys at once."""
+"""Holds rows and results as columns, for operators that process the rows of many keys at once."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class LazyColumns(Mapping[str, T]):
 
 
 class BatchTimeline(Protocol):
-    """The stream time of an operator in a batch, for results that wait for it."""
+    """The stream time of an operator in a batch. Needed for results that wait for stream time."""
 
     closed_before: int
     """The stream time that all partitions had reached when the batch began."""
@@ -55,7 +55,7 @@ class BatchTimeline(Protocol):
     """The stream time that all partitions have reached when the batch ends."""
 
     def advances_until(self, due: Times) -> Times:
-        """Return, for each time in `due`, how many advances bring stream time to it."""
+        """Return, for each time in `due`, the number of advances until stream time reaches it."""
 
 
 @dataclass(frozen=True)
@@ -114,12 +114,12 @@ class KeyedRows:
         return replaced_values(self.columns, self.is_old) & ~of_last_rows
 
     def last_up_to(self, chosen: Mask) -> Indices:
-        """Return, for each row, its key's last chosen row up to this row, or -1."""
+        """Return, for each row, the last chosen row of its key up to this row, or -1."""
         last = np.maximum.accumulate(np.where(chosen, np.arange(len(self)), -1))
         return np.where(last >= self.starts[self.key_numbers], last, -1)
 
     def last_before(self, chosen: Mask) -> Indices:
-        """Return, for each row, its key's last chosen row before it, or -1."""
+        """Return, for each row, the last chosen row of its key before this row, or -1."""
         last = np.concatenate(
             ([-1], np.maximum.accumulate(np.where(chosen, np.arange(len(self)), -1))[:-1])
         )
@@ -130,7 +130,7 @@ class KeyedRows:
         return self.last_up_to(chosen)[self.starts[1:] - 1]
 
     def of_keys(self, chosen: Mask) -> tuple[KeyedRows, Indices]:
-        """Return the rows of the chosen keys, and the index that each of them has here."""
+        """Return the rows of the chosen keys, and the index here of each of these rows."""
         indices = np.flatnonzero(chosen[self.key_numbers])
         places = pa.array(indices)
         keys = [self.keys[number] for number in np.flatnonzero(chosen).tolist()]
@@ -147,7 +147,7 @@ NO_ROWS: Indices = np.array([], np.intp)
 
 @dataclass(frozen=True)
 class ReleasedResults:
-    """Results that are sent because stream time advances."""
+    """Results that are sent because stream time has advanced."""
 
     key_texts: pa.Array
     """The texts of the keys, by number."""
@@ -158,7 +158,7 @@ class ReleasedResults:
     ranks: Times
     """The rank of each result (see `Output.emit`)."""
     numbers: Indices
-    """The number of each result among the results of its key that are due at the same time."""
+    """The number of each result among those of its key that are due at the same time."""
     times: Times
     values: pa.Array
     windows: tuple[Times, Times] | None = None
@@ -174,7 +174,7 @@ class ReleasedResults:
 
 @dataclass(frozen=True)
 class Results:
-    """What the rows of many keys cause: results in order, and rows without results."""
+    """The effects of the rows of many keys: results in order, and rows without results."""
 
     rows: Indices
     """The index of the row that has caused each result, ascending."""
@@ -201,7 +201,7 @@ class Results:
     """Mask of the rows that have to be processed one by one; None if there are none."""
 
     def of_rows(self, indices: Indices) -> Results:
-        """Return the results of rows that have these indices among other rows."""
+        """Renumber the results: `indices` are the indices of their rows among all rows."""
         dropped: dict[str, Indices] = {}
         for reason, rows in self.dropped.items():
             dropped[reason] = indices[rows]
@@ -214,8 +214,8 @@ S = TypeVar("S")
 class KeyStates(Sequence[S]):
     """The states of many keys, by the numbers of the keys.
 
-    The state of a key that has none yet is made when it is first read. In a batch with many keys,
-    most keys of a join or of short windows have no state, neither before the batch nor after it.
+    If a key has no state, its state is made when it is first read. In a batch with many keys, most
+    keys of a join or of short windows have no state, neither before the batch nor after it.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ class KeyStates(Sequence[S]):
     def __getitem__(self, at: int | slice) -> S | list[S]:
         if isinstance(at, slice):
             return [self._state(key) for key in self._keys[at]]
-        # `_state` has the same lines; to call it would take as long as they do.
+        # `_state` has the same lines, but calling it would take as long as the lines themselves.
         key = self._keys[at]
         state = self._states.get(key)
         if state is None:
@@ -265,7 +265,7 @@ class KeyStates(Sequence[S]):
 class RowFailedError(Exception):
     """A row has failed.
 
-    Only if the rows are processed one by one is it known for which row an author's code fails.
+    To find the row for which an author's code fails, process the rows one by one.
     """
 
 
@@ -279,7 +279,10 @@ CHANGE_OF_ROW = ("sequence", "origin", "foreign")
 
 
 def replaced_values(columns: Mapping[str, pa.Array | pa.ChunkedArray], is_old: Mask) -> Mask:
-    """Return which old values the next row replaces: both rows are of one change of a table row."""
+    """Return a mask of the old values that the next row replaces.
+
+    The next row must belong to the same change of a table row.
+    """
     if not len(is_old):
         return is_old
     is_same = is_old[:-1] & ~is_old[1:]
@@ -307,11 +310,9 @@ _MOST_PAIRS = 2_000_000
 
 
 def pairs_of_ranges(first: Indices, end: Indices) -> tuple[Indices, Indices] | None:
-    """Return the pairs of a range's number and an index in this range, for all ranges.
+    """For all ranges, return pairs of the range's number and an index in the range.
 
-    A range may end before its first index.
-
-    None if there are so many pairs that they would need too much memory at once.
+    A range may end before its first index. Returns None if the pairs would need too much memory.
     """
     counts = np.maximum(end - first, 0)
     total = int(counts.sum())
@@ -329,8 +330,8 @@ def with_old_values(new: Results, old_values: pa.Array, has_old: Mask) -> Result
     """
     count = len(new.rows)
     replacing = np.flatnonzero(has_old)
-    # Below, `concat_arrays` puts the old values after all new values. Taken in the order `order`,
-    # each old value comes before its new value.
+    # Below, `concat_arrays` puts all old values after all new values. `order` moves each old value
+    # to the place before its new value.
     order = np.argsort(np.concatenate((2 * np.arange(count) + 1, 2 * replacing)))
     values = pa.concat_arrays([new.values, old_values.take(pa.array(replacing))]).take(
         pa.array(order)

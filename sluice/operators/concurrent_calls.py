@@ -1,7 +1,8 @@
 """Makes many calls at the same time, each with a time limit, and repeats calls that fail.
 
-All calls of a process run in one event loop, which has a thread of its own. So an author's async
-functions can share a client, and the caller may itself run in an event loop, such as a notebook's.
+All calls of a process run in one event loop, which has a thread of its own. An author's async
+functions can therefore share a client, and the caller itself may run in an event loop, such as a
+notebook's.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _LONGEST_WAIT_SECONDS = 60
 
 
 class Calls:
-    """Makes the calls of one step, as its policy says.
+    """Makes the calls of one step by the step's policy.
 
     `step` names the step in errors. `is_async`: the calls return awaitables at once, so they need
     no threads.
@@ -37,15 +38,15 @@ class Calls:
         self._step = step
         self._is_async = is_async
         self._hanging: set[Thread] = set()
-        """Threads whose calls have run out of time. Python cannot end a thread."""
+        """The threads whose calls have run out of time, and still run: Python cannot end a
+        thread."""
 
     def all(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
         """Return the results of calls, in their order.
 
-        Instead of a result, there is the exception of a call that has failed.
-
-        A call may return an awaitable, which is then awaited. If a call fails with an exception
-        that must end the run (see `rejects_record`), this exception is raised.
+        For a call that has failed, the list has the exception. If a call returns an awaitable, it
+        is awaited. If a call fails with an exception that must end the run (see `rejects_record`),
+        this exception is raised.
         """
         return asyncio.run_coroutine_threadsafe(self._all(calls), _event_loop()).result()
 
@@ -87,8 +88,8 @@ class Calls:
         done, _ = await asyncio.wait({task}, timeout=self._policy.timeout_ms / 1_000)
         if done and not task.cancelled():
             return task.result()
-        # A coroutine that suppresses its cancellation must not hold up the batch, so nothing waits
-        # for it.
+        # A coroutine that suppresses its cancellation must not hold up the batch, so do not wait
+        # for the coroutine.
         task.cancel()
         raise TimeoutError(f"no result within {duration_text(self._policy.timeout_ms)}")
 
@@ -126,7 +127,7 @@ class Calls:
             else:
                 loop.call_soon_threadsafe(_settle, result, value, None)
 
-        # The call gets a thread of its own, a daemon: a pool's threads would keep the process from
+        # Make each call in its own daemon thread: a pool's threads would keep the process from
         # ending while a call hangs.
         thread = Thread(target=run, name="sluice-call", daemon=True)
         thread.start()
@@ -137,7 +138,10 @@ class Calls:
             raise
 
     def _require_threads(self) -> None:
-        """Raise EngineError if too many calls hang: each holds a thread, perhaps a connection."""
+        """Raise EngineError if too many calls hang.
+
+        Each holds a thread, and perhaps a connection.
+        """
         self._hanging = {thread for thread in self._hanging if thread.is_alive()}
         if len(self._hanging) >= self._policy.concurrency:
             raise EngineError(
@@ -184,6 +188,6 @@ def _forget_event_loop() -> None:
     _loop, _lock = None, Lock()
 
 
-# A forked process, such as each Python process of a Spark executor, does not have the thread of the
-# event loop. So it forgets the event loop, and its first call starts a new one.
+# A forked process, such as each Python process of a Spark executor, lacks the event loop's thread.
+# So forget the event loop there; the first call starts a new one.
 os.register_at_fork(after_in_child=_forget_event_loop)

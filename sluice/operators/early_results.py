@@ -14,7 +14,7 @@ from sluice.values.headers import Headers
 from sluice.values.windows import Bounds
 
 RESULT_HEADER = "window_result"
-"""The name of the header that says whether a result is early or final."""
+"""The name of the header that tells whether a result is early or final."""
 
 
 class HeldResult(msgspec.Struct, array_like=True):
@@ -37,9 +37,9 @@ class EarlyResults(Suppress):
     """Sends a window's result `early_ms` after its first unsent change, and when it is final.
 
     An early result is sent only if it differs from the result that was sent last for the window.
-    The final result is always sent. The old value of a result is the value that was sent last. A
-    window can be deleted: a session that grows gets new bounds, and its old window is deleted. A
-    tombstone is sent for a deleted window if any of its results has been sent.
+    The final result is always sent. The old value of a result is the value that was sent last. When
+    a session grows, it gets new bounds, and its old window is deleted. For a deleted window, a
+    tombstone is sent if any of the window's results has been sent.
     """
 
     state_type: Any = HeldResults
@@ -59,12 +59,12 @@ class EarlyResults(Suppress):
 
     @override
     def process(self, state: HeldResults, row: Row, out: Output) -> None:  # type: ignore[override]
-        """Hold the row's result back, and send the results that are due."""
+        """Hold back the row's result, and send the results that are due."""
         if row.key is None:
             out.count("null_key")
             return
-        # The old value of a result is the value that was sent last, so the aggregate's old value is
-        # not needed.
+        # The old value of a result is the value that was sent last, so skip the aggregate's old
+        # value.
         if row.old:
             return
         self.close(state, row.key, row.before, out)

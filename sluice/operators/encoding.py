@@ -1,4 +1,4 @@
-"""Encodes states as MessagePack and results as JSON, or raises an error if that is not exact."""
+"""Encodes states as MessagePack and results as JSON, exactly. Otherwise, raises an error."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ _encode_decimals_as_text = msgspec.json.Encoder(
 
 
 def to_json(value: Any) -> str:
-    """Encode as JSON text. Raises ValueError for NaN and infinity, which JSON cannot express."""
+    """Encode as JSON text. Raises ValueError for NaN and infinity, which do not exist in JSON."""
     return _to_json(with_time_texts(with_sorted_sets(value))).decode()
 
 
 def plain_texts(values: Sequence[Any]) -> list[str]:
-    """Return each value's JSON text; all consist of finite numbers, texts, Booleans and nulls."""
-    # JSON has no line break within a value, because msgspec escapes those of texts.
+    """Encode values of finite numbers, texts, Booleans and nulls as JSON texts, all at once."""
+    # Each value is one line, because msgspec escapes line breaks in texts.
     return _encoder.encode_lines(values).decode().split("\n")[:-1]
 
 
@@ -72,7 +72,7 @@ def _to_json(value: Any) -> bytes:
 
 def _refuse_infinite(value: Any, data: bytes) -> None:
     # msgspec writes NaN and infinity as null if they are floats, and by name if they are Decimals.
-    # So only JSON that contains one of these words needs a closer look.
+    # So only JSON that contains one of these words needs a check.
     if b"null" in data or b"NaN" in data or b"Infinity" in data:
         plain = msgspec.to_builtins(
             value, builtin_types=(Decimal,), str_keys=True, enc_hook=encode_model
@@ -82,7 +82,8 @@ def _refuse_infinite(value: Any, data: bytes) -> None:
 
 def require_key(key: str) -> None:
     """Raise ValueError for a key that is too long or has no UTF-8 encoding."""
-    # A character has at most four bytes in UTF-8, so most keys need not be encoded to be measured.
+    # A character has at most four bytes in UTF-8, so most keys are certainly short enough without
+    # encoding them.
     if len(key) * 4 > MOST_KEY_BYTES or not key.isascii():
         size = len(key.encode())
         if size > MOST_KEY_BYTES:
@@ -94,13 +95,13 @@ class Declared:
 
     Later steps read values as this type, so each value is checked against it.
 
-    Spark reads values, too. A value that it would not read back exactly is rejected.
+    Spark reads values, too, so a value that Spark would not read back exactly is rejected.
     """
 
     def __init__(self, kind: Any) -> None:
         self._is_known = kind is not Any and kind is not None
         self.is_plain = plain_check(kind if self._is_known else Any)
-        """Returns True only for a value that needs no check and no other form (see
+        """Returns True only for a value that needs neither a check nor a conversion (see
         `plain_values`)."""
         self.copy_plain = plain_copy(kind)
         self._validate: Callable[[Any], Any] | None = None
@@ -114,7 +115,7 @@ class Declared:
         else:
             self._plain = None
         self._decode = msgspec.json.Decoder(stored_type(kind) if self._is_known else Any).decode
-        # msgspec may leave out the defaults of a Struct, for example, but later steps read every
+        # Alone, msgspec may omit the defaults of a Struct, for example, but later steps read every
         # field.
         self._encode: Callable[[Any], bytes] = _encode_json
         if self._is_known and contract_values.needs_plain_data(kind):
@@ -146,8 +147,8 @@ class Declared:
         """Return the value as JSON.
 
         Raises an error for a value that is not of the type, or that Spark cannot read exactly. A
-        value of another form, such as a dict in place of a Struct, is written as later steps read
-        it: for example, with the default of each field that the dict leaves out.
+        value in another form, such as a dict in place of a Struct, is first converted. For example,
+        fields that the dict omits get their defaults.
         """
         if self.is_plain(value):
             return self.plain_text(value)
@@ -175,13 +176,14 @@ class Declared:
         return self._encode(value).decode()
 
     def typed_json(self, value: Any) -> str:
-        """Like `json`, for a value that has been decoded as the type."""
+        """Like `json`, for a value that was decoded to the declared type."""
         if self.is_plain(value):
             return self.plain_text(value)
         if not self._is_known:
             return self.json(value)
         if self._store is not None:
-            # The texts of a value of type Any are made here, and all other texts by `_encode`.
+            # Write the times in a value of type Any as text here; `_encode` does this for all other
+            # types.
             value = self._store(with_time_texts(value))
         data = self._encode(value)
         _refuse_infinite(value, data)
@@ -240,10 +242,10 @@ def _checked_untyped(value: Any, data: bytes) -> str:
 
 
 def _require_names(value: Any) -> None:
-    """Raise ValueError if two keys of a dict, such as 1 and "1", have the same name in JSON."""
+    """Raise ValueError if two keys of a dict would become the same JSON name, such as 1 and "1"."""
     if isinstance(value, dict):
-        # In JSON, all names are texts. Keys that are texts already stay different, so only a dict
-        # with other keys must be checked.
+        # In JSON, all names are texts. Keys that are texts stay different, so check only a dict
+        # with other keys.
         has_other_keys = not all(type(key) is str for key in value)
         if has_other_keys and len(msgspec.json.decode(_encode_json(value))) < len(value):
             keys = shortened(str([*value]))
@@ -253,9 +255,9 @@ def _require_names(value: Any) -> None:
 
 
 def require_same(value: Any, decoded: Any, declare: str) -> None:
-    """Raise TypeError if a value without a declared type is decoded as another value.
+    """Raise TypeError if a value without a declared type is decoded to another value.
 
-    The error says what to `declare`. Without this check, the author's function would get a value
+    The error names what to `declare`. Without this check, the author's function would get a value
     such as a set or a Decimal within a batch, and another value, such as a list or a float, in the
     next batch. The only exception is a tuple, which may be decoded as a list.
     """
@@ -264,11 +266,11 @@ def require_same(value: Any, decoded: Any, declare: str) -> None:
 
 
 def _other_type(value: Any, decoded: Any) -> str | None:
-    """Return the type of the first part of the value that is decoded as another value.
+    """Return the type of the first part of the value that is decoded to another value.
 
     Return None if there is no such part.
     """
-    # NaN is not equal to itself, and a Decimal that is a signaling NaN cannot even be compared.
+    # NaN is not equal to itself, and comparing a signaling NaN (a Decimal) raises an error.
     try:
         if value == decoded or isinstance(value, float):
             return None
@@ -289,12 +291,12 @@ def _other_type(value: Any, decoded: Any) -> str | None:
 
 
 def _encode_fields(value: Any) -> bytes:
-    """Encode as JSON with all fields by name, although a Struct may leave out defaults or names."""
+    """Encode as JSON with the names of all fields. Some Structs would omit defaults or names."""
     return _encode_times(contract_values.plain_data(value))
 
 
 def _encode_times(value: Any) -> bytes:
-    """Encode as JSON in which times look as SQL writes them."""
+    """Encode as JSON, with times in the format of SQL."""
     return _encode_json(
         with_time_texts(msgspec.to_builtins(value, builtin_types=(datetime, Decimal)))
     )
@@ -310,8 +312,8 @@ def _decode_hook(kind: type, value: Any) -> Any:
     if kind is Exact:
         return Exact.from_bytes(value)
     if isinstance(kind, _Converted):
-        # The stored values of models have been encoded, not the models (see `encode_model`), so
-        # they are decoded as the types of stored values.
+        # A model's state contains its stored value (see `encode_model`), so decode it as the stored
+        # type.
         if has_models(kind.kind):
             return author_value(msgspec.convert(value, type=stored_type(kind.kind)))
         return author_value(storer(kind.kind)(value))
@@ -321,7 +323,7 @@ def _decode_hook(kind: type, value: Any) -> Any:
 class _Converted(type):
     """Metaclass of the types that stand for authors' types in the type of a state.
 
-    Values of such an author's type, `kind`, are stored as values of another type.
+    Values of the author's type `kind` are stored as values of another type.
     """
 
     kind: Any

@@ -1,6 +1,6 @@
-"""Exact sums of doubles.
+"""Adds doubles exactly.
 
-They depend neither on the order of the values nor on the boundaries of batches.
+Sums depend neither on the order of the values nor on the ends of batches.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _EXPONENT_BYTES = 2
 class Exact:
     """An immutable number `mantissa * 2**exponent`: any finite double, or any sum of them.
 
-    It is encoded as bytes, so that a state can hold mantissas of any size.
+    It is encoded as bytes, because a state must hold mantissas of any size.
     """
 
     __slots__ = ("exponent", "mantissa")
@@ -34,7 +34,7 @@ class Exact:
         return self._plus(other.mantissa, other.exponent)
 
     def _plus(self, mantissa: int, exponent: int) -> Exact:
-        # Shift the number with the larger exponent, so that the other number loses no bits.
+        # Shift the number with the larger exponent: the other number then loses no bits.
         if exponent >= self.exponent:
             return Exact(self.mantissa + (mantissa << (exponent - self.exponent)), self.exponent)
         return Exact((self.mantissa << (self.exponent - exponent)) + mantissa, exponent)
@@ -56,11 +56,11 @@ class Exact:
             raise OverflowError("the sum is larger than any double") from None
 
     def to_bytes(self) -> bytes:
-        """Encode in normalized form, so that equal numbers have equal bytes."""
+        """Encode in normalized form: equal numbers have equal bytes."""
         mantissa, exponent = self.mantissa, self.exponent
         if not mantissa:
             return b""
-        # Equal sums must have equal bytes, however they were added up, or a
+        # Equal sums must have equal bytes, in whatever order they were added up. Otherwise, a
         # rebuilt state would differ.
         zeros = (mantissa & -mantissa).bit_length() - 1
         mantissa >>= zeros

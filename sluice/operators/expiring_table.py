@@ -1,4 +1,4 @@
-"""A table whose rows expire."""
+"""An operator for a table whose rows expire."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ExpiringRow(msgspec.Struct, array_like=True):
     value: str | None = None
     time: int = -1
     expires: int | None = None
-    """Epoch ms; None for a row that does not expire."""
+    """The time at which the row expires, epoch ms; None for a row that does not expire."""
 
 
 class ExpiringTable(Operator[ExpiringRow]):
@@ -26,9 +26,8 @@ class ExpiringTable(Operator[ExpiringRow]):
 
     A row is deleted when it expires. The time of the deletion is the time at which the row expires.
 
-    A record that has already expired when it comes deletes the row of its key, and is counted as
-    `expired`. If the value of each row names the time at which the row expires, `Row.foreign` is
-    this time as text, or None.
+    A record that has already expired when it arrives deletes its key's row, and is counted as
+    `expired`. If rows have their own times of expiry, `Row.foreign` is this time as text, or None.
     """
 
     state_type: Any = ExpiringRow
@@ -55,7 +54,7 @@ class ExpiringTable(Operator[ExpiringRow]):
         if row.key is None:
             out.count("null_key")
             return
-        # The row has the table's old value, which is already in the state.
+        # Skip the table's old value: it is already in the state.
         if row.old:
             return
         value, expires = row.value, self._expires_at(row)

@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 
 class WindowLateness:
-    """When the windows of one definition are closed, so that records are late for them."""
+    """When the windows of one definition are closed. Records are then late for them."""
 
     def __init__(self, window: AnyWindow) -> None:
-        # Sliding windows and sessions include their end, so they accept records for one millisecond
+        # Sliding windows and sessions include their end, so they accept records one millisecond
         # longer.
         includes_end = isinstance(window, SlidingWindow | SessionWindow)
         self.open_ms = window.open_ms + int(includes_end)
-        """How long after its end a window takes in records, in stream time."""
+        """How long after its end a window accepts records, in stream time."""
 
     @overload
     def is_late(self, end: int, stream_time: int) -> bool: ...
@@ -68,12 +68,12 @@ def closes_at(end: int, open_ms: int) -> int: ...
 @overload
 def closes_at(end: Times, open_ms: int) -> Times: ...
 def closes_at(end: Any, open_ms: int) -> Any:
-    """Return the stream time at which a window closes that stays open `open_ms` after its end."""
+    """Return when a window closes that stays open for `open_ms` after its end, in stream time."""
     return end + open_ms
 
 
 def last_closed_end(stream_time: int, open_ms: int) -> int:
-    """Return the latest end of a closed window: the inverse of `closes_at`."""
+    """Return the latest end of a closed window. This is the inverse of `closes_at`."""
     return stream_time - open_ms
 
 
@@ -85,13 +85,13 @@ class JoinLateness:
 
     def __init__(self, window: JoinWindow) -> None:
         self.ahead = window.after_ms, window.before_ms
-        """How many ms after a record its match may be: for a left record, and for a right
+        """How many ms after a record its match may be at most: for a left record, and for a right
         record."""
         self._sent_after_ms = (
             window.after_ms + window.grace_ms + 1,
             window.before_ms + window.grace_ms + 1,
         )
-        # Kafka Streams keeps records for before + after + grace, so without `before` or `after`, it
+        # Kafka Streams keeps records for before + after + grace, so if `before` or `after` is 0, it
         # forgets records one millisecond before their grace has passed.
         self._kept_ms = (
             window.after_ms + window.grace_ms + max(window.before_ms, 1),
@@ -99,7 +99,10 @@ class JoinLateness:
         )
 
     def expires_at(self, side: int, time: int) -> int:
-        """Return the event time in a record's own stream at which it can no longer be matched."""
+        """Return the event time, in a record's own stream, at which the record expires.
+
+        It can then no longer be matched.
+        """
         return time + self._kept_ms[side]
 
     def last_expired(self, side: int, latest: T) -> T:
@@ -122,11 +125,11 @@ class JoinLateness:
     @overload
     def sent_unmatched_at(self, side: int, time: Times) -> Times: ...
     def sent_unmatched_at(self, side: int, time: Any) -> Any:
-        """Return the stream time, after window and grace, when a record is sent unmatched."""
+        """Return the stream time at which a record is sent unmatched, after window and grace."""
         return time + self._sent_after_ms[side]
 
     def last_unmatched(self, side: int, stream_time: int) -> int:
-        """Return the latest time of a record sent unmatched: the inverse of `sent_unmatched_at`."""
+        """Return the latest time of records sent unmatched. The inverse of `sent_unmatched_at`."""
         return stream_time - self._sent_after_ms[side]
 
 
@@ -139,5 +142,5 @@ def forgotten_at(time: int, within_ms: int) -> int:
 
 
 def last_forgotten(stream_time: int, within_ms: int) -> int:
-    """Return the latest time of a record that has been forgotten: the inverse of `forgotten_at`."""
+    """Return the latest time of forgotten records. This is the inverse of `forgotten_at`."""
     return stream_time - within_ms - 1

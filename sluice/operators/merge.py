@@ -11,7 +11,7 @@ from sluice.operators.operator import Operator
 class Merge(Operator[None]):
     """Passes every record on unchanged.
 
-    It has no state, because the stage's task has already sorted the records.
+    This sorts the streams' records, because the stage's task sorts an operator's rows.
     """
 
     state_type: Any = None

@@ -1,8 +1,8 @@
-"""The interface of operators, which get a key's rows in order, with its state, and send results.
+"""The interface of operators.
 
-Operators are plain Python and use neither Spark nor a database. The task of a stage
-(`engine/stages/stage_task.py`) sorts the rows, loads the states of their keys and stores changed
-states with the snapshot.
+An operator gets a key's rows, in order, and its state, and sends results. Operators are plain
+Python and use neither Spark nor a database. The task of a stage (`engine/stages/stage_task.py`)
+sorts the rows, loads the states of their keys and stores changed states with the snapshot.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Moment(Protocol):
 
     @property
     def stream_time(self) -> int:
-        """The stream time here, which may have jumped over several due times."""
+        """The stream time at this place, which may have jumped over several due times."""
 
     @property
     def latest_of_sides(self) -> tuple[int, int]:
@@ -44,16 +44,13 @@ class WallTimer(Protocol):
 
 
 class Searches(Protocol):
-    """Results sent only when the operator looks for them (see `joins.stream_join.Watch`)."""
+    """Searches for results. They are sent only if a search finds them (see `joins.stream_join`)."""
 
     def looks_after(self, side: int) -> int:
         """Return the stream time after which a record of this side starts a search."""
 
     def look(self, stream_time: int) -> None:
-        """Look for the results of all keys that are due.
-
-        They are sent when their keys are closed.
-        """
+        """Search for the due results of all keys. They are sent when their keys are closed."""
 
 
 @dataclass(frozen=True)
@@ -61,32 +58,32 @@ class Releasing:
     """How an operator sends results when they are due, without a row of their key."""
 
     before_row: bool = False
-    """Whether the results are sent before the row that makes them due, or after it."""
+    """Whether the results are sent before the row that makes them due, rather than after it."""
     after_record: bool = False
-    """Whether they are sent after all rows that come from the same record as this row."""
+    """Whether the results are sent only after all rows of the same record as this row."""
     by_clock: bool = False
-    """Whether they are due at a time of the wall clock, and not at a stream time."""
+    """Whether the results are due at a wall-clock time, rather than at a stream time."""
     searches: Searches | None = None
-    """Set if due results are only sent when the operator looks for them."""
+    """Given if due results are sent only when the operator searches for them."""
 
 
 @dataclass(frozen=True)
 class BatchOfOperator:
-    """What an operator may know of a batch before the batch's first row."""
+    """The facts that an operator gets about a batch before its first row."""
 
     now: int
     """The batch's clock, epoch ms."""
     closed: int
-    """The stream time that all partitions have reached when the batch ends; -1 without a stream
-    time."""
+    """The stream time that all partitions have reached when the batch ends; -1 if there is no
+    stream time."""
     latest_of_sides: tuple[int, int]
-    """See `Row.latest_of_sides`, when the batch ends."""
+    """See `Row.latest_of_sides`, but at the end of the batch."""
     is_one_task: bool
-    """Whether all keys have one stream time: the topics have one partition, like a task of Kafka
-    Streams."""
+    """Whether all keys have the same stream time, as in a Kafka Streams task. This is so if the
+    topics have one partition."""
     fires_after_record: bool
-    """Whether timers fire after all rows that come from one record, because a record may have
-    several."""
+    """Whether timers fire only after all rows of a record, because a record may have several
+    rows."""
     only_last: bool
     """Whether only the last result of each key and window in the batch matters."""
     has_listeners: bool
@@ -98,19 +95,19 @@ class BatchOfOperator:
 class Operator(Generic[S]):
     """An operator. It changes a key's state in place.
 
-    A row with a null key gets a new state from `new_state`, which is not stored. The methods that
-    are implemented here are for operators that send results only for rows of their key.
+    For a row with a null key, `new_state` makes a state that is not stored. The methods that are
+    implemented here are for operators that send results only for rows of their key.
     """
 
     state_type: Any
     """The msgspec type of a key's state."""
     shared: Any = None
-    """The state that all keys of a worker share, if any."""
+    """The state that all keys of a worker share; None if there is none."""
     reads_tables = False
     """Whether the operator gets the rows of tables, from the side `READ` on, to look them up."""
     takes_changes = False
-    """Whether `change` takes the old and the new value of a table's row in the same group at
-    once."""
+    """Whether `change` takes the old and the new value of a table's row in one call, if both are in
+    the same group."""
     has_wall_timers = False
     """Whether the operator may set timers on the wall clock (see `tick`)."""
     processes_due = False
@@ -119,7 +116,7 @@ class Operator(Generic[S]):
 
     @property
     def asking(self) -> Asking | None:
-        """The operator itself, if it asks a service or a database about each row."""
+        """The operator itself, if it calls a service or a database for each row."""
         return None
 
     def begin_batch(self, batch: BatchOfOperator) -> None:
@@ -137,8 +134,8 @@ class Operator(Generic[S]):
     def takes_columns(self) -> bool:
         """Whether `process_columns` gets rows whose results wait for stream time or are passed on.
 
-        Results are passed on if another operator gets them directly. An operator whose results
-        neither wait nor are passed on gets its rows as columns anyway.
+        Results are passed on if another operator gets them directly. If results neither wait nor
+        are passed on, the operator always gets its rows as columns.
         """
         return False
 
@@ -147,8 +144,9 @@ class Operator(Generic[S]):
     ) -> Results | None:
         """Process all rows of many keys at once, and change the `states` of the keys in place.
 
-        The results say which rows are left over, to be processed one by one. Returns None, and
-        changes no state, if all rows are. `timeline` is None if the operator has no stream time.
+        `Results.left_over` marks rows that must still be processed one by one. Returns None, and
+        changes no state, if all rows must be. `timeline` is None if the operator has no stream
+        time.
 
         Raises RowFailedError if a row fails. States may then have changed: the caller loads them
         again, and processes the rows one by one.
@@ -156,7 +154,10 @@ class Operator(Generic[S]):
         return None
 
     def change(self, state: S, old: Row, new: Row, out: Output) -> None:
-        """Process the old and the new value of a table's row as a unit. Only if `takes_changes`."""
+        """Process the old and the new value of a table's row as a unit.
+
+        Called only if `takes_changes`.
+        """
         raise NotImplementedError
 
     @property
@@ -177,10 +178,10 @@ class Operator(Generic[S]):
         return ()
 
     def require_room(self) -> None:
-        """Raise EngineError if the operator holds back too much after all due results were sent."""
+        """Raise EngineError if the operator holds back too much, even after sending due results."""
 
     def sent_until(self, stream_time: int) -> int:
-        """Return the stream time up to which due results have been sent, when the batch ends."""
+        """Return the stream time up to which due results have been sent by the end of the batch."""
         return stream_time
 
     def due(self, state: S) -> int | None:
@@ -202,9 +203,9 @@ class Operator(Generic[S]):
         """
 
     def wall_due(self, state: S) -> int | None:
-        """Return when this state needs `tick` or `release` by the wall clock, epoch ms.
+        """Return when this state next needs `tick` or `release` by the wall clock, epoch ms.
 
-        Return None if never.
+        Return None if it never does.
         """
         return None
 
@@ -224,12 +225,12 @@ class Operator(Generic[S]):
         """
 
     def end_keys(self, states: Mapping[str, S], out: Output) -> None:
-        """Send what is sent once for each key, after the last row of these keys."""
+        """Send the results that are sent once for each key, after the last row of these keys."""
 
     def entries(self, state: S) -> Sequence[dict[str, tuple[Any, ...]]]:
         """Return the entries of each store of a key, if the operator has stores to be queried.
 
-        Entry's name → the time of the `put`, the value, and perhaps headers.
+        For each store: name of an entry → the time of the `put`, the value, and perhaps headers.
         """
         raise NotImplementedError
 

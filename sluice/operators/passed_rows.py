@@ -11,15 +11,15 @@ from sluice.operators.operator import Operator
 class PassedRows(Operator[None]):
     """Passes on each change of a row that passes the filter before or after the change.
 
-    A change of any other row does not change the filtered table. The operator keeps no state: a
-    row's old value comes right before its new value.
+    Other changes do not affect the filtered table. The operator keeps no state: a row's old value
+    comes right before its new value.
     """
 
     state_type: Any = None
 
     def __init__(self) -> None:
         self._has_passed = False
-        """Whether the next row replaces a value that has passed."""
+        """Whether the previous row was an old value that had passed the filter."""
 
     def new_state(self) -> None:
         pass

@@ -1,8 +1,8 @@
 """Recognizes plain values: numbers, short texts, Booleans, and Structs of them.
 
 A plain value needs no further check: it can be written as JSON and as MessagePack, and is read back
-as the same value. To recognize a plain value takes a fraction of the time that it takes to write
-and read it.
+as the same value. Recognizing a plain value takes a fraction of the time that writing and reading
+it takes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from sluice.values.json_limits import LONGEST_NAME
 
 _TESTS = {
     int: f"type({{0}}) is int and {-(1 << 63)} <= {{0}} < {1 << 63}",
-    # The difference is NaN, which is not 0, if the float is NaN or infinite.
+    # The difference is 0 unless the float is NaN or infinite: then, it is NaN.
     float: "type({0}) is float and {0} - {0} == 0",
     bool: "type({0}) is bool",
-    # A text of ASCII has no surrogates, which UTF-8 cannot encode.
+    # An ASCII text has no surrogates, which UTF-8 could not encode.
     str: f"type({{0}}) is str and len({{0}}) <= {LONGEST_NAME} and {{0}}.isascii()",
     NoneType: "{0} is None",
 }
@@ -48,7 +48,7 @@ def plain_check(kind: Any) -> Callable[[Any], bool]:
 def plain_copy(kind: Any) -> Callable[[Any], Any] | None:
     """Return a function that copies plain Structs of the type.
 
-    Return None for any other type, whose plain values cannot change.
+    Return None for any other type: its plain values are immutable.
     """
     if is_plain_struct(kind):
         copy: Callable[[Any], Any] = kind.__copy__
@@ -64,8 +64,8 @@ def has_plain_values(kind: Any) -> bool:
 def is_plain_struct(kind: Any) -> bool:
     """Return whether the type is a Struct all of whose fields are numbers, texts, Booleans or null.
 
-    Such a Struct is read back as it was, because it has no code of its own and no attributes
-    besides its fields.
+    Reading such a Struct back gives an equal Struct, because it has no code of its own and no
+    attributes besides its fields.
     """
     if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
         return False

@@ -49,7 +49,8 @@ class Record(msgspec.Struct, Generic[V_co, RecordKey], frozen=True):
     """
 
     key: RecordKey
-    """None for a record without a key, which has no entries in stores and no timers."""
+    """The record's key. None for a record without a key, which has no entries in stores and no
+    timers."""
     value: V_co
     time: int
     """Event time, ms."""
@@ -68,12 +69,12 @@ class Timer(msgspec.Struct, Generic[TimerKey], frozen=True):
     time: int
     """The time for which the timer was set, ms."""
     now: int = -1
-    """Stream time, or the batch's time on the wall clock, when the timer fires, ms."""
+    """Stream time (or, for a wall-clock timer, the batch's time) when the timer fires, ms."""
 
 
 @dataclass(frozen=True)
 class StoreOptions:
-    """A store's type of values, and an entry's time to live after `put` in ms of stream time."""
+    """The type of a store's values, and the time to live of its entries: ms of stream time."""
 
     value_type: Any = Any
     ttl: int | None = None
@@ -99,7 +100,7 @@ class Schedule(msgspec.Struct, array_like=True):
 
         Return None if it does not fire again.
 
-        `once`: the timer has fired for all periods that have passed.
+        `once`: the timer has fired once for all periods that have passed.
         """
         if not self.every:
             return None
@@ -119,7 +120,7 @@ def field_of(number: int) -> str:
 
 
 class NoEntries(dict[str, Any]):
-    """The entries of a store for a record without a key; any use raises an error."""
+    """Stands for the entries of a store if the record has no key. Any use raises an error."""
 
     def __init__(self, store: str) -> None:
         super().__init__()
@@ -137,7 +138,8 @@ class KeyState(Protocol):
     """A processor's state for one key."""
 
     stores: Any
-    """A struct with a field for each store: entries by key, each with the time of its `put`."""
+    """A struct with a field for each store. The field has the entries by key, each with the time of
+    its `put`."""
     event: dict[str, Schedule]
     wall: dict[str, Schedule]
 
@@ -164,8 +166,8 @@ class Journal:
 
     def change(self, kept: dict[str, Any], name: str) -> None:
         """Log an entry or a timer before it is set or deleted."""
-        # Log the old value itself, not a copy, because entries and timers are replaced, never
-        # changed in place.
+        # Log the old value itself, not a copy: entries and timers are replaced, never changed in
+        # place.
         self._before.append((kept, name, kept.get(name)))
 
     def undo_changes(self) -> None:
@@ -182,7 +184,7 @@ HeadersArgument = Headers | Mapping[str, HeaderValue] | Iterable[tuple[str, Head
 
 
 def headers_json(headers: HeadersArgument) -> str | None:
-    """Return the headers as JSON; None without headers."""
+    """Return the headers as JSON; None if there are none."""
     return (headers if isinstance(headers, Headers) else Headers(headers)).json()
 
 
@@ -254,7 +256,7 @@ class Store(Generic[V]):
         """
         if type(key) is not str:
             raise TypeError(f"a key of store {self.name!r} must be a str, not {type(key).__name__}")
-        # This raises an error for surrogates, which no database stores.
+        # Raises an error for surrogates, which no database can store.
         if not key.isascii():
             key.encode()
         if not self._is_plain(value):
@@ -287,7 +289,7 @@ class Store(Generic[V]):
     def items(self, prefix: str = "") -> Iterator[tuple[str, V]]:
         """Iterate over the keys that start with `prefix`, in order, with their values."""
         for key in sorted(self.entries):
-            # The author's code may delete entries during the iteration.
+            # The author's code may have deleted the entry during the iteration.
             if not key.startswith(prefix) or key not in self.entries:
                 continue
             entry = self.entries[key]
@@ -297,7 +299,7 @@ class Store(Generic[V]):
     def _copy(self, value: V) -> V:
         if type(value) in IMMUTABLE:
             return value
-        # The fields of a Struct that has plain values are immutable, whatever values they have.
+        # A Struct with plain values only has immutable values in its fields.
         copy: V
         if self._copy_plain is None:
             copy = self._decode(encode_state(value))
@@ -306,13 +308,13 @@ class Store(Generic[V]):
         return copy
 
     def _as_read(self, value: V) -> V:
-        """Return the value as the next batch reads it.
+        """Return the value in the form that the next batch reads.
 
-        Raises an error if it is not of the store's type.
+        Raises an error if the value is not of the store's type.
         """
         accepted = self._accepted(value)
         data = encode_state(accepted)
-        # This raises an error if queries could not show the value.
+        # Raises an error if queries could not show the value.
         to_json(accepted)
         if type(value) is self._plain:
             return value
@@ -404,15 +406,14 @@ class ContextBase:
         self.stream_time = -1
         """The largest event time seen so far, ms."""
         self.wall_clock = -1
-        """The time at which the batch began, epoch ms. A batch that is repeated has the same
-        time."""
+        """The time at which the batch began, epoch ms. A repeated batch has the same time."""
         self._time_before = -1
-        """Stream time before the current record; in a timer, the time that the timer's clock has
+        """Stream time before the current record. In a timer, the time that the timer's clock has
         reached."""
 
     @property
     def _record_headers(self) -> str | None:
-        """The headers of the current record, as JSON; None without headers, and in a timer."""
+        """The headers of the current record, as JSON; None if there are none, and in a timer."""
         return self._out.headers
 
     def store(self, name: str) -> Store[Any]:
@@ -487,7 +488,8 @@ class ContextBase:
         _require_time(f"every of timer {name!r}", every)
         if every < 0:
             raise ValueError(f"timer {name!r}: every={every} must be at least 0")
-        # A timer in the past would fire at a position before the record that sets it.
+        # Refuse a time in the past: the timer would fire at a position before the record that sets
+        # it.
         if clock == "event" and at < (now := min(self.time, self.stream_time)):
             raise ValueError(
                 f"timer {name!r}: {at} is before {now}, the current event time; give a time, not a "
@@ -532,7 +534,7 @@ class ContextBase:
             )
 
     def _set_timer(self, name: str, clock: Clock, schedule: Schedule) -> None:
-        # This raises an error for surrogates, which no database stores.
+        # Raises an error for surrogates, which no database can store.
         name.encode()
         timers = self._timers_of(clock)
         self.journal.change(timers, name)
@@ -564,12 +566,12 @@ class ContextBase:
         sent_key: Windowed[str] | str | None,
         time_before: int,
     ) -> None:
-        """Switch to another key, record or timer; called by the engine."""
+        """Switch to another key, record or timer. Called by the engine."""
         self.turn_to_key(kept, key, out)
         self.turn_to_record(time, stream_time, sent_key=sent_key, time_before=time_before)
 
     def turn_to_key(self, kept: KeyState, key: Windowed[str] | str | None, out: Receiver) -> None:
-        """Switch to the stores and timers of another key; called by the engine."""
+        """Switch to the stores and timers of another key. Called by the engine."""
         self._state, self._out, self.key = kept, out, key
         for store, field in self._fields:
             if key is not None:
@@ -580,12 +582,12 @@ class ContextBase:
     def turn_to_record(
         self, time: int, stream_time: int, *, sent_key: Windowed[str] | str | None, time_before: int
     ) -> None:
-        """Switch to another record or timer of the key; called by the engine."""
+        """Switch to another record or timer of the key. Called by the engine."""
         self.time, self.stream_time, self.sent_key = time, stream_time, sent_key
         self._time_before = time_before
 
     def expire(self) -> None:
-        """Delete entries whose time to live is over; called by the engine."""
+        """Delete entries whose time to live has ended. Called by the engine."""
         for store in self._stores.values():
             if store.ttl is None:
                 continue

@@ -58,10 +58,10 @@ class Process(Operator[KeyState]):
     have a side of READ or higher. They are kept for look-ups and are not passed to the author's
     code.
 
-    An event timer fires right after the record that advances stream time to the timer's time. The
-    key of this record does not matter. A processor that sets timers has a method
-    `on_timer(timer)`. If the author's code fails for a record or a timer, this record or timer is
-    rejected. A rejected timer counts as fired.
+    An event timer fires right after the record that advances stream time to the timer's time. This
+    may be a record of any key. A processor that sets timers has a method `on_timer(timer)`. If the
+    author's code fails for a record or a timer, this record or timer is rejected. A rejected timer
+    counts as fired.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Process(Operator[KeyState]):
         self.reads_tables = bool(tables)
         self.fires_with_rows = self.sets_timers
         """Whether `process` fires event timers. If not, only `release` fires them, after all rows
-        that come from one record."""
+        of a record."""
         self._processor.init(self._context)  # type: ignore[arg-type]  # the class fits the processor
         self._is_keyed_by = is_keyed_by
         self._has_windowed_keys = has_windowed_keys
@@ -107,8 +107,7 @@ class Process(Operator[KeyState]):
         self._context.wall_clock = batch.now
         for table in self._context.tables.values():
             table.read_row = batch.read_table
-        # In Kafka Streams, a task fires timers only after it has processed a record with all its
-        # effects.
+        # In Kafka Streams, a task fires timers only after it has processed all effects of a record.
         self.fires_with_rows = self.sets_timers and not batch.fires_after_record
 
     @property
@@ -127,10 +126,10 @@ class Process(Operator[KeyState]):
         If the author's code fails for the record, the key's stores and timers are restored.
         """
         key, value, time = row.key, row.value, row.time
-        # Timers fire in the order of time, so timers that are due already fire before the record.
+        # Timers fire in the order of time, so timers that were due before the record fire first.
         if key is not None and state.event and self.fires_with_rows:
             self._fire(state, key, row.before, out)
-            # The timers have reset the headers, because the results of a timer have no headers.
+            # Firing timers has reset the headers, because the results of a timer have no headers.
             out.headers = row.headers
         context = self._context
         key_text = row.foreign if self._is_keyed_by else key
@@ -165,22 +164,22 @@ class Process(Operator[KeyState]):
         """
         if self._goes_by_row:
             return None
-        # The caller forgets the changes of rows that fail, so they need not be undone.
+        # If a row fails, the caller discards all changes, so there is nothing to undo.
         self._context.journal.stop()
         try:
             return self._process_all(states, rows)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            # What has happened to one of many records probably happens to others, too, so all later
-            # rows are processed one by one.
+            # Other records will probably fail in the same way, so process all later rows one by
+            # one.
             self._goes_by_row = True
             raise RowFailedError from error
 
     def _process_all(self, states: Sequence[KeyState], rows: KeyedRows) -> Results:
         """Process all rows.
 
-        Raises RowFailedError if too many results would be in memory together.
+        Raises RowFailedError if there would be too many results in memory.
         """
         context, process = self._context, self._process_record
         forwarded = _Forwarded(
@@ -190,7 +189,7 @@ class Process(Operator[KeyState]):
         """The row of each result."""
         lengths = np.diff(rows.starts).tolist()
         # Each value is decoded, and becomes a record, right before the author's code gets it,
-        # because objects that live shortly take the least time.
+        # because short-lived objects are the fastest.
         own_keys: Iterable[Windowed[str] | str | None] = rows.keys
         if self._is_keyed_by:
             keys: Iterable[Windowed[str] | str | None] = map(
@@ -290,7 +289,7 @@ class Process(Operator[KeyState]):
         record or timer that set it.
         """
         for name, schedule in sorted(state.wall.items(), key=_by_time):
-            # A timer that has just fired may have set or cancelled this timer.
+            # A timer that has just fired may have replaced or cancelled this timer.
             if schedule.time > now or state.wall.get(name) is not schedule:
                 continue
             # As in Kafka Streams, a timer fires once for all periods that have passed.
@@ -353,7 +352,7 @@ class Process(Operator[KeyState]):
             self._call(state, timer, now if schedule.once else schedule.time, out)
 
     def _record_key(self, text: str | None) -> Windowed[str] | str | None:
-        """Return the key of a record, as the author's code gets it.
+        """Return the key of a record in the form for the author's code.
 
         Raises OverflowError for a window after the year 9999.
         """
@@ -368,7 +367,7 @@ class Process(Operator[KeyState]):
         return text
 
     def _timer_key(self, text: str) -> Windowed[str] | str:
-        """Return the key of stores and timers, as the author's code gets it."""
+        """Return the key of stores and timers in the form for the author's code."""
         if self._has_windowed_keys and not self._is_keyed_by:
             return windowed_of_text(text)
         return text
@@ -400,16 +399,16 @@ class Process(Operator[KeyState]):
 
 
 _MOST_RESULTS = 200_000
-"""If rows that are processed together have more results, the rows are processed one by one instead,
-which needs less memory."""
+"""The most results of rows that are processed together. If there are more, the rows are processed
+one by one, which needs less memory."""
 
 
 class _Forwarded:
-    """What a processor has forwarded for the rows that it processes together."""
+    """The results that a processor has forwarded for rows that it processes together."""
 
     cause = 0
-    """The cause of a row is needed only to set a timer, and a processor with timers gets its rows
-    one by one."""
+    """Never read: only setting a timer needs a row's cause, and a processor with timers gets its
+    rows one by one."""
 
     def __init__(self, *, has_windows: bool) -> None:
         self.headers: str | None = None
@@ -455,7 +454,7 @@ class _Forwarded:
 def _texts(column: pa.Array) -> list[str | None] | None:
     """Return the column's texts.
 
-    Return None if all of them are null, as the headers in most batches are.
+    Return None if all of them are null, as in most batches the headers.
     """
     texts: list[str | None] | None = None
     if column.null_count < len(column):
@@ -478,7 +477,8 @@ def _by_time(entry: tuple[str, Schedule]) -> tuple[int, str]:
 def _state_type(stores: Mapping[str, StoreOptions]) -> Any:
     """Return a struct with a field for each store.
 
-    It is encoded with the names of the stores, so that the author can add and remove stores.
+    The struct is encoded with the names of the stores, because the author may add and remove
+    stores.
     """
     entries: list[Any] = []
     for number, options in enumerate(stores.values()):

@@ -1,13 +1,11 @@
-"""Suppress: hold a table's updates back until their window closes, or until a time limit.
+"""Holds back a table's updates until their window closes, or until a time limit.
 
 The operator's rows are the results of the previous operator, with the same keys. Suppress uses the
-stream time of the previous operator, with three exceptions, in which it has a stream time of its
-own. After a join, many of the join's rows cause no result. After another suppress step, the rows
-that this step holds back do not advance stream time. After a table whose rows expire, a row of any
-key can delete this key's row.
-
-Stream time here is the time that all partitions have reached, because no partition may update a
-window after the window's result has been sent.
+stream time of the previous operator, except in three cases, where it has its own stream time: after
+a join, because many of the join's rows cause no result; after another suppress step, because the
+rows that this step holds back do not advance stream time; and after a table whose rows expire,
+because a row of any key can delete this key's row. Stream time here is the time that all partitions
+have reached, because no partition may update a window after the window's result has been sent.
 
 If the aggregate before this step keeps each window until it closes, `suppressed_windows` sends the
 results from the aggregate's state. `early_results` also sends results of open windows.
@@ -97,7 +95,7 @@ class Buffer(msgspec.Struct, array_like=True):
     def forget(self, horizon: int) -> None:
         """Remove the updates whose `since` is at most `horizon`.
 
-        These updates are due: `Suppress` sends them as soon as the engine closes their key.
+        These updates are due: `Suppress` sends them when the engine closes their keys.
         """
         while self.entries and self.entries[0][0] <= horizon:
             self.pop_oldest()
@@ -132,12 +130,12 @@ def released_windows(
     values: pa.Array,
     headers: pa.Array | None,
 ) -> ReleasedResults:
-    """Return the results of windows that close, given the number of each window's key.
+    """Return the results of windows that close. `numbers` are the numbers of the windows' keys.
 
     `headers` are None if each result gets the headers of the record that closes the window.
     """
-    # If the results are sorted by position, the driver sorts them faster. They are already sorted
-    # by key.
+    # Sort the results by position, because the driver then sorts them faster. They are already
+    # sorted by key.
     order = np.argsort(due, kind="stable")
     due, in_order, (starts, ends) = due[order], pa.array(order), windows
     if headers is not None:
@@ -173,7 +171,7 @@ class Suppress(Operator[Any]):
     If the buffer is full, `emit_early` sends the oldest updates of all keys. If such an update does
     not belong to the current row's key, it is sent with the next row of its key, or when the engine
     closes the keys in `sent_early`. With `shut_down`, the engine calls `require_room` after it has
-    sent all updates that are due, so that they do not count.
+    sent all updates that are due, so these do not count.
     """
 
     state_type: Any = WaitingUpdates
@@ -199,13 +197,14 @@ class Suppress(Operator[Any]):
         """Key → the windows whose updates are sent before they are due, because the buffer was
         full."""
         self._replaced: str | None = None
-        """The old value of the next update, which `process` has received in a row of its own."""
+        """The old value of the next update, which `process` has already received as a separate
+        row."""
 
     def new_state(self) -> WaitingUpdates:
         return {}
 
     def process(self, state: WaitingUpdates, row: Row, out: Output) -> None:
-        """Hold the row's update back, and send the updates that are due."""
+        """Hold back the row's update, and send the updates that are due."""
         # Kafka Streams drops updates without a key.
         if row.key is None:
             out.count("null_key")
@@ -214,15 +213,15 @@ class Suppress(Operator[Any]):
             self._replaced = row.value
             return
         replaced, self._replaced = self._replaced, None
-        # The row deletes a row that the filter has never passed, so there is no update.
+        # The row deletes a row that never passed the filter, so there is no update.
         if self.filtered and row.value is replaced is None:
             return
         self.close(state, row.key, row.before, out)
         window = row.window or NO_WINDOW
         waiting = state.get(window)
         if waiting is None:
-            # The time limit starts with the first update that is held back;
-            # later updates do not prolong it.
+            # The time limit starts with the first held-back update. Later updates do not prolong
+            # it.
             if self.until_close and row.window:
                 since = row.window[1]
             else:
@@ -234,8 +233,8 @@ class Suppress(Operator[Any]):
             waiting.headers = row.headers
         if self.shared is not None:
             size = len(row.key.encode()) + len((waiting.value or "").encode())
-            # The update replaces the buffered update of the same key and window, whose size may
-            # differ.
+            # The update replaces the buffered update of the same key and window, which may have
+            # another size.
             self.shared.remove(waiting.since, row.key, window)
             self.shared.insert(waiting.since, row.key, window, size)
         self.close(state, row.key, row.after, out)
@@ -261,8 +260,7 @@ class Suppress(Operator[Any]):
         has_state = np.zeros(len(rows.keys), np.bool_)
         has_state[[number for number, _ in states.existing()]] = True
         is_kept = ~is_closed & self._must_keep(rows)
-        # A result that is sent, or a tombstone, replaces the result that an earlier batch has held
-        # back.
+        # A sent result, or a tombstone, replaces the result that an earlier batch has held back.
         self._hold(states, rows, np.flatnonzero(is_kept | has_state[rows.key_numbers]), is_kept)
         sent = np.flatnonzero(is_closed & rows.has_value)
         taken = pa.array(sent)
@@ -280,7 +278,7 @@ class Suppress(Operator[Any]):
         return Results(NO_ROWS, pa.array([], pa.string()), NO_ROWS, released=released)
 
     def _keep(self, state: Any, window: Bounds, waiting: Waiting | None) -> None:
-        """Hold a window's result back, or forget its earlier result if nothing is waiting."""
+        """Hold back a window's result. If `waiting` is None, forget the window's earlier result."""
         if waiting is None:
             state.pop(window, None)
         else:
@@ -312,7 +310,7 @@ class Suppress(Operator[Any]):
 
     @override
     def keys_sent_early(self) -> Collection[str]:
-        # A step whose buffer is full sends its oldest updates, of any key, before they are due.
+        # If its buffer is full, a step sends its oldest updates, of any key, before they are due.
         return sorted(self.sent_early)
 
     def due(self, state: WaitingUpdates) -> int | None:

@@ -1,4 +1,4 @@
-"""Suppress without copies: sends the last results of windows from the state of their aggregate."""
+"""Suppresses without copies: sends windows' last results from the state of their aggregate."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ class ClosingWindows(Suppress):
     The engine reads it from the aggregate's state.
 
     The aggregate before this step keeps each window exactly until it closes, so its state has the
-    results that wait. The state of this step has only what the aggregate does not know: the headers
-    of each window's last update, unless the result gets the headers of the record that closes the
-    window.
+    results that are held back. This step's state adds only the headers of each window's last
+    update. It is empty if results get the headers of the records that close the windows.
     """
 
     state_type: Any = dict[Bounds, str]
@@ -58,7 +57,7 @@ class ClosingWindows(Suppress):
             state[window] = headers
 
     def next_due(self, windows: Windows, sent_until: int) -> int | None:
-        """Return when the next of a key's windows closes that closes after `sent_until`."""
+        """Return the first time after `sent_until` at which one of a key's windows closes."""
         waiting: list[int] = []
         for start, (time, _) in windows.items():
             due = self.aggregate.expires_at(start, time)
@@ -75,7 +74,7 @@ class ClosingWindows(Suppress):
         until: int,
         out: Output,
     ) -> None:
-        """Send the results of a key's windows that close after `after`, until `until`."""
+        """Send the results of a key's windows that close after `after`, but not after `until`."""
         closed: list[tuple[Bounds, int, Any]] = []
         for start, (time, aggregate) in windows.items():
             if after < self.aggregate.expires_at(start, time) <= until:
@@ -95,7 +94,7 @@ class ClosingWindows(Suppress):
         headers: Mapping[str, Mapping[Bounds, str]],
         until: int,
     ) -> ReleasedResults:
-        """Return the results of all windows of these keys that close until the stream time `until`.
+        """Return the results of all windows of these keys that close by the stream time `until`.
 
         `windows` are the aggregate's states, and `headers` the states of this step.
         """

@@ -1,4 +1,4 @@
-"""Tables: the latest value of every key."""
+"""Operators for tables: the latest value of every key."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Latest(Operator[LatestValue]):
     A key's last record wins, regardless of its time; a null value deletes the key.
 
     `sends_old_values`: a later step subtracts or compares old values, so the old value is sent
-    before the new value. Otherwise, the results do not depend on the states.
+    before the new value. Without it, the results do not depend on the states.
     """
 
     state_type: Any = LatestValue
@@ -42,17 +42,17 @@ class Latest(Operator[LatestValue]):
 
     def process(self, state: LatestValue, row: Row, out: Output) -> None:
         """Replace the key's value with the row's value, even if the row's time is earlier."""
-        # Kafka Streams drops a table's records without a key.
+        # As in Kafka Streams, drop a table's records without a key.
         if row.key is None:
             out.count("null_key")
             return
-        # The row has the table's old value, which is already in the state.
+        # Skip the table's old value: it is already in the state.
         if row.old:
             return
         if self.sends_old_values and state.value is not None:
             out.emit(row.key, state.value, row.time, old=True)
         state.value, state.time = row.value, row.time
-        # Kafka Streams passes a tombstone on even if the key has no value.
+        # Like Kafka Streams, pass on a tombstone even if the key has no value.
         out.emit(row.key, row.value, row.time)
 
     def process_columns(
@@ -87,8 +87,8 @@ class Latest(Operator[LatestValue]):
 
 
 LATE = "late"
-"""The output of a versioned table for records that are earlier than the latest record of their
-key."""
+"""The name of a versioned table's output for records that are earlier than the latest record of
+their key."""
 
 
 class LatestVersion(Operator[LatestValue]):

@@ -27,9 +27,9 @@ class StoreColumn:
     step: int
     columns: tuple[tuple[str, Combinable], ...]
     scalar: bool
-    """Whether the store's value is the value of its only column."""
+    """Whether the store's value is the bare value of its only column, not an object."""
     definition: str
-    """The store's definition as the author wrote it; stored state stays valid as long as this text
+    """The store's definition as the author wrote it. Stored state stays valid as long as this text
     is the same."""
 
     @property
@@ -56,7 +56,7 @@ class AggregationGroup:
     topics: tuple[str, ...]
     """The topics of the group's records."""
     passed: str
-    """The column that says whether the group aggregates the record."""
+    """The column that tells whether the group aggregates the record."""
     key: str
     """The column with the record's key in the group, as text."""
     grouped_by: str
@@ -64,11 +64,11 @@ class AggregationGroup:
     window: TimeWindow | None
     store_columns: tuple[StoreColumn, ...]
     null: str
-    """The column that says whether the record's value is null; an empty text if values are never
+    """The column that tells whether the record's value is null; an empty text if values are never
     null."""
     late: Sink | None
     """The topic for records that are late for every window. If several groups and operators share
-    the topic, only the first of them has the topic's sink here. The others have None."""
+    the topic, the first of them has the topic's sink here, and the others have None."""
     retention_ms: int | None
     """How long a window is kept after its end; None means forever."""
 
@@ -88,7 +88,7 @@ class AggregationGroup:
         names: set[str] = set()
         for store_column in self.store_columns:
             names.update(store_column.inputs)
-        # The names are sorted, because the order of a set of texts changes from process to process.
+        # Sort the names, because the order of a set of texts differs between processes.
         return tuple(sorted(names))
 
     @property
@@ -115,7 +115,7 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Select:
-    """A `select` step after a group: replaces each change's value by the result of an expression.
+    """A `select` step after a group: replaces each change's value with the result of an expression.
 
     In the expression, `v` is the changed value, and `_key` is its key.
     """

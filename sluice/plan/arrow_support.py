@@ -1,8 +1,7 @@
-"""Decide whether Arrow can compute a job's stateless steps, in the task that decodes the records.
+"""Decides whether Arrow can compute a job's stateless steps, in the task that decodes the records.
 
-If Arrow computes the steps, records stay in one Python task until they are aggregated or sent to
-operators. For Spark SQL, records go to the JVM and back. The table in `sql.rules` says what Arrow
-computes.
+If so, records stay in one Python task until they are aggregated or sent to operators. For Spark
+SQL, records must go to the JVM and back. The table in `sql.rules` lists what Arrow can compute.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ class NeedsSparkError(Exception):
     """
 
     def __init__(self, part: str, step: int | None = None) -> None:
-        """Name the expression's part; `step` is the number of the step, if it is known."""
+        """Store the expression's part. `step` is the number of the step, if it is known."""
         super().__init__(part)
         self.step = step
 
 
 UNDECLARED = "the type of the results is unknown. returns= declares it"
-"""Why only Spark reads the results of a function: without a type, they are VARIANTs."""
+"""Why only Spark can read the results of a function: without a type, they are VARIANTs."""
 _UNDECLARED_RESULT = re.compile(r"parse_json\([rx]\d+\.value\)")
-"""The SQL of such results, as `Shape.value_sql` writes it."""
+"""Matches the SQL of such results, as made by `Shape.value_sql`."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class TypedFallibleExpression:
 
 @dataclass(frozen=True)
 class TypedExplosion:
-    """A column that makes a row per element of a record's array, and one row for an empty array."""
+    """A column that makes a row for each element of a record's array, or one for an empty array."""
 
     column: Column
     array: TypedExpression
@@ -89,7 +88,7 @@ class TypedLayer:
 
 
 def typed_layers(layers: Layers, types: Types) -> tuple[list[TypedLayer], dict[str, str]]:
-    """Return the layers with the types of their expressions, and the types of all columns.
+    """Return the layers, with the types of their expressions, and the types of all columns.
 
     `types` has the types of the columns before the layers. Raises NeedsSparkError if Arrow cannot
     compute a column.
@@ -138,7 +137,7 @@ def _typed_layer(
 
 
 def types_of(layers: Layers, types: Types) -> dict[str, str]:
-    """Return the given types and the types of the layers' columns.
+    """Return the given types, together with the types of the layers' columns.
 
     Raises NeedsSparkError if Arrow cannot compute a column.
     """
@@ -229,8 +228,7 @@ def _require_edge(edge: Edge, types: Types) -> None:
             if key is not None:
                 on_arrow(key, types, "STRING")
         for sql in edge.values:
-            # The argument of `count(*)` is NULL. It is never computed, so Arrow need not support
-            # it.
+            # The argument of `count(*)` is NULL. It is never computed, so it need not be checked.
             if isinstance(tree_of(sql), exp.Null):
                 continue
             if problem := json_problem(on_arrow(sql, types).type):

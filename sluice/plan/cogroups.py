@@ -1,4 +1,4 @@
-"""The functions of a cogrouped aggregate: accumulators, and each stream's arguments for them."""
+"""Plans the functions of a cogrouped aggregate: accumulators, and each stream's arguments."""
 
 from __future__ import annotations
 
@@ -14,16 +14,13 @@ from sluice.values.record_metadata import METADATA
 from sluice.values.sql_text import value_if
 
 EACH_RECORD = "TRUE"
-"""The argument of `count(*)` for the records that it counts; for records of other streams, the
+"""The argument of `count(*)` for the records that it counts. For records of other streams, the
 argument is null."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """An accumulator of a column.
-
-    All streams with this column add to it, each with an argument of its own.
-    """
+    """An accumulator of a column. Each stream with this column adds its own argument to it."""
 
     column: str
     function: AggregateFunction
@@ -54,7 +51,7 @@ def _argument(function: AggregateFunction) -> str:
     name, argument, _ = function
     if argument is None:
         return EACH_RECORD
-    # The streams can count values of different types, so each counted value becomes the same
+    # The streams may count values of different types, so each counted value is replaced by the same
     # constant.
     if name == "count":
         return value_if(f"({argument}) IS NOT NULL", EACH_RECORD)
@@ -62,7 +59,7 @@ def _argument(function: AggregateFunction) -> str:
 
 
 def _require_one_type(node: nodes.Cogroup, column: str, arguments: Mapping[int, str]) -> None:
-    """Raise TopologyError if streams are known to add values of different types to a column."""
+    """Raise TopologyError if streams certainly add values of different types to a column."""
     kinds: set[str] = set()
     texts: list[str] = []
     for number, sql in arguments.items():
@@ -105,14 +102,14 @@ def _parts_with(node: nodes.Cogroup, column: str) -> dict[int, nodes.CogroupedSt
 
 
 def _splits(node: nodes.Cogroup, column: str) -> dict[int, SplitAggregate]:
-    """Return a column's expression and functions by the number of each stream that has it."""
+    """Return stream number → the column's expression and functions, for each stream that has it."""
     splits: dict[int, SplitAggregate] = {}
     for number, part in _parts_with(node, column).items():
         split = split_aggregate(part.columns[column])
         assert isinstance(split, SplitAggregate)
         splits[number] = split
-    # The streams add to the same accumulators, so they may differ only in the arguments of
-    # functions.
+    # The streams add to the same accumulators, so only the functions' arguments may differ between
+    # streams.
     computed: set[tuple[str, tuple[tuple[str, tuple[float, ...]], ...]]] = set()
     for split in splits.values():
         functions: list[tuple[str, tuple[float, ...]]] = []

@@ -17,8 +17,8 @@ Origin: TypeAlias = tuple[str, str]
 def column_origins(pipeline: Graph) -> dict[str, dict[str, list[Origin]]]:
     """Return output topic or table → field → the sorted origins of the field.
 
-    Omit fields whose origins only a Python function knows, and fields without an origin, such as
-    counts.
+    Omit fields that a Python function computes, because their origins are unknown, and fields
+    without an origin, such as counts.
     """
     outputs: dict[str, dict[str, list[Origin]]] = {}
     for node in pipeline.nodes:
@@ -34,7 +34,7 @@ def column_origins(pipeline: Graph) -> dict[str, dict[str, list[Origin]]]:
 
 
 def _origins(node: nodes.Node, field: str) -> frozenset[Origin] | None:
-    """Return the origins of a field after a node; None if they are not known."""
+    """Return the origins of a field after a node; None if they are unknown."""
     match node:
         case nodes.Source():
             if field not in node.result_types:

@@ -1,7 +1,7 @@
 """Finds combinable aggregates: a shard can add up their partial results in any order.
 
 Combinable aggregates are counts, and sums, minima and maxima of integers and decimals. The shard
-adds up numbers from JSON, so the decimals must be so short that JSON writes them without an
+adds up numbers from JSON. Therefore decimals are combinable only if JSON writes them without an
 exponent.
 """
 
@@ -19,7 +19,7 @@ from sluice.values.sql_types import MOST_DIGITS, SUM_DIGITS, precision_and_scale
 
 @dataclass(frozen=True)
 class CombinableFunction:
-    """An aggregate function and the SQL of its argument. `count(*)` has no argument."""
+    """An aggregate function and the SQL of its argument. For `count(*)`, there is no argument."""
 
     name: str
     """count, sum, min or max."""
@@ -34,8 +34,8 @@ def combinable_function(text: str, types: Types) -> CombinableFunction | None:
     Integers are summed as decimals, whose sum cannot overflow.
     """
     parts = split_aggregate(text)
-    # A shard adds up a column's values, so the column must be the result of one function, `a0`,
-    # without further computation.
+    # A shard adds up a column's values, so the column must be just the result of one function,
+    # `a0`.
     if not isinstance(parts, SplitAggregate) or parts.text != "a0":
         return None
     ((name, argument, _),) = parts.functions
@@ -45,14 +45,14 @@ def combinable_function(text: str, types: Types) -> CombinableFunction | None:
         return None
     kind = type_of(argument, types)
     if is_integer(kind):
-        # A sum of type BIGINT could overflow in one order of the records and not in another.
+        # A sum of type BIGINT could overflow in some orders of the records, but not in others.
         if name == "sum":
             argument = f"CAST({argument} AS DECIMAL(20, 0))"
         return CombinableFunction(name, argument)
     if is_decimal(kind):
         precision, scale = precision_and_scale(kind)
         # If a decimal would have more than `MOST_DIGITS` digits, Spark gives it fewer decimal
-        # places. So if a type has `MOST_DIGITS` digits, its number of decimal places is not known.
+        # places. So the number of decimal places is unknown if a type has `MOST_DIGITS` digits.
         is_known = precision < MOST_DIGITS
         if name == "sum":
             is_known = precision + SUM_DIGITS <= MOST_DIGITS

@@ -1,4 +1,4 @@
-"""Definitions of stores and operators as text.
+"""Describes stores and operators as text.
 
 Stored state stays valid as long as its definition is the same.
 """
@@ -18,7 +18,10 @@ from sluice.values.references import Reference
 
 
 def upstream_definition(node: nodes.Node) -> str:
-    """Return the steps before an operator as written, with only the used fields of contracts."""
+    """Return the author's text of the steps before an operator.
+
+    Of contracts, only used fields count.
+    """
     steps = [*_ancestors(node)]
     texts = " ".join(step.detail for step in (*steps, node) if step.parents)
     definitions: list[str] = []
@@ -65,7 +68,7 @@ def _is_read(field: str, texts: str) -> bool:
 def step_definition(node: nodes.Node, pipeline: Graph | None = None) -> str:
     """Return the definition of a step as the author wrote it, with the declared types.
 
-    The `pipeline` says which headers the step keeps. It is given only for the step of an operator.
+    `pipeline`, which is given only for an operator's step, shows which headers the step keeps.
     """
     texts = [node.title, node.detail, node.declared_types]
     definition = " ".join(map(str.strip, filter(None, texts)))
@@ -94,7 +97,8 @@ def functions_of(stateful: Iterable[nodes.Node]) -> tuple[tuple[str, Reference],
 def _functions(node: nodes.Node) -> Iterator[Reference]:
     different: list[Any] = []
     for function in node.author_functions:
-        # A function can be an instance that has no hash, such as a frozen dataclass with a list.
+        # Do not use a set: a function may be an instance without a hash, such as a frozen dataclass
+        # with a list.
         if function is not None and function not in different:
             different.append(function)
     yield from map(Reference, different)

@@ -13,7 +13,7 @@ from sluice.values.sink_tables import DeltaTable
 def explain(plan: Plan) -> str:
     """Describe what the job reads, stores and writes, and where its steps run.
 
-    Also say why operators take records in order.
+    Also explain why operators need records in order.
     """
     job = plan.job
     lines = [

@@ -1,4 +1,4 @@
-"""Plan combinable aggregates: groups of stores that share state rows, and outputs after them."""
+"""Plans combinable aggregates: groups of stores that share state rows, and outputs after them."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def plan_groups(
             node.late,
             node.retention_ms,
         )
-        # A record that fails in one store must still count in other stores. So a group has only
-        # stores for which the same records fail.
+        # A record that fails in one store must still count in other stores. So the stores of a
+        # group must fail for the same records.
         failing_together = (node.on_error, _fallible_arguments(node))
         groups.setdefault((*state_rows_shared, *failing_together), []).append(node)
     planned: list[AggregationGroup] = []
@@ -65,7 +65,7 @@ def _functions(node: nodes.Aggregate) -> dict[str, CombinableFunction]:
 
 
 def _arguments(members: Sequence[nodes.Aggregate]) -> list[str]:
-    """Return the arguments of the aggregates' functions, without repeats."""
+    """Return the arguments of the aggregates' functions, without duplicates."""
     arguments: dict[str, None] = {}
     for node in members:
         for function in _functions(node).values():
@@ -139,7 +139,7 @@ def _add_late_columns(
 
 
 def _store_column(node: nodes.Aggregate, inputs: Mapping[str, str]) -> StoreColumn:
-    """Return a store of a group; `inputs` maps each function's argument to the job's column."""
+    """Return a store of a group. `inputs` maps each function's argument to the job's column."""
     columns = []
     for name, function in _functions(node).items():
         column = None if function.argument is None else inputs[function.argument]
@@ -190,7 +190,10 @@ def _place_of(store: str, groups: Sequence[AggregationGroup]) -> tuple[int, int]
 
 
 def _select(node: nodes.Select, columns: Mapping[str, str]) -> Select:
-    """Return a select after a group, over the fields in `columns` and the change's metadata."""
+    """Return a `select` step after a group.
+
+    It reads the fields in `columns` and the change's metadata.
+    """
     columns = dict(columns) | dict(zip(CHANGE_METADATA, CHANGE_METADATA, strict=True))
     types = node.parent.result_types | CHANGE_METADATA
     fields: dict[str, str] = {}

@@ -38,8 +38,8 @@ class PlannedPipeline:
     workers: int
     idle_timeout_ms: int | None
     advance_when_idle_ms: int | None
-    """How long an operator's topics are silent before its stream time goes on by the clock; None
-    for never."""
+    """How long an operator's topics must be silent before its stream time advances with the clock;
+    None for never."""
     linger_ms: int
     """How long a run that has read all records waits for new records."""
     max_failures: float
@@ -48,7 +48,7 @@ class PlannedPipeline:
     dead_letters: str
     """The topic for records that could not be read, processed or written."""
     markers: str
-    """The name of the topic with the markers, which say which batches' output is written."""
+    """The name of the topic with the markers, which tell whose batches' output has been written."""
     steps: tuple[Step, ...]
     text: str
     svg: str
@@ -70,7 +70,7 @@ class Job:
     streams: tuple[Source, ...]
     tables: tuple[GlobalTableInput, ...]
     metadata: tuple[str, ...]
-    """The metadata columns (`_key`, `_topic`, ...) that any step reads."""
+    """The metadata columns (`_key`, `_topic`, ...) that at least one step reads."""
     layers: Layers
     """Columns computed from the records, each layer from the previous layers."""
     functions: tuple[PythonFunction, ...]
@@ -116,7 +116,7 @@ class Job:
 
     @property
     def unmatched_patterns(self) -> Mapping[str, int]:
-        """The patterns whose topics are not known yet, each with the most topics it may match."""
+        """Pattern → the most topics that it may match, for patterns without known topics."""
         most_topics: dict[str, int] = {}
         for source in self.streams:
             if source.topic == source.pattern:
@@ -175,7 +175,7 @@ class Job:
 
     @property
     def sinks(self) -> tuple[Sink, ...]:
-        """All topics and tables that the job writes, except dead letters."""
+        """All topics and tables that the job writes, except the topic of dead letters."""
         of_groups = [change_sink.sink for change_sink in self.change_sinks]
         for group in self.groups:
             if group.late is not None:
@@ -203,7 +203,7 @@ class Job:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The names of the topics that the job writes, except dead letters."""
+        """The names of the topics that the job writes, except the topic of dead letters."""
         return tuple(sink.topic for sink in self.sinks if sink.table is None)
 
     @property
@@ -228,9 +228,9 @@ class Job:
 
     @property
     def written_tables(self) -> Mapping[str, tuple[Sink, ...]]:
-        """The tables that one transaction per batch writes, by destination.
+        """Destination → the tables that one transaction per batch writes.
 
-        They are a database's tables, or one Delta table.
+        These are all tables of a database, or one Delta table.
         """
         tables: dict[str, tuple[Sink, ...]] = {}
         for sink in self.sinks:
@@ -250,7 +250,7 @@ class Job:
 
     @property
     def lookup_connections(self) -> tuple[str, ...]:
-        """The connections of the databases in whose tables the job looks records up."""
+        """The connections of the databases in whose tables the job looks up records."""
         connections: dict[str, None] = {}
         for operator in self.operators:
             if isinstance(operator.action, TableLookupParameters):
@@ -270,7 +270,10 @@ class Job:
 
     @property
     def calls_out(self) -> bool:
-        """Whether the job asks a service or a database, whose answers its results depend on."""
+        """Whether the job calls a service or a database.
+
+        Its results then depend on their answers.
+        """
         for operator in self.operators:
             if isinstance(operator.action, CallParameters | TableLookupParameters):
                 return True
@@ -299,8 +302,8 @@ class Job:
     def writes_in_last_stage(self) -> bool:
         """Whether the tasks of the last stage also write the shards.
 
-        They do if their workers own all rows for the shards. Otherwise, these rows need another
-        shuffle.
+        They do if each worker in this stage owns all of its rows for the shards. Otherwise, these
+        rows need another shuffle.
         """
         # Global tables are read by tasks that belong to no stage.
         if not self.operators or self.tables:
@@ -328,10 +331,10 @@ class Job:
 
     @property
     def reads_without_stages(self) -> bool:
-        """Whether the tasks that read records need no stream time that only the stages before know.
+        """Whether the tasks that read records need no stream time from the previous batch's stages.
 
-        If stream time goes on for idle partitions, the time of an operator can be later than that
-        of the partition.
+        If stream time advances for idle partitions, an operator's time can be later than the
+        partition's.
         """
         waits = (
             self.pipeline.idle_timeout_ms is not None
@@ -446,11 +449,11 @@ class Job:
         return names
 
     def edges_from(self, stage: int) -> list[Edge]:
-        """Return a stage's edges to operators, stores and sinks that take no other edge's rows."""
+        """Return a stage's edges to operators, stores and sinks, without edges that share rows."""
         return [edge for edge in self._all_edges if edge.stage == stage and edge.shares is None]
 
     def edges_sharing_rows(self, stage: int) -> Mapping[int, tuple[Edge, ...]]:
-        """Return, for each operator of a stage, the edges that take rows of its edges.
+        """Return operator → edges that share the rows of its edges, for the operators of a stage.
 
         See `shared_rows.py`.
         """
@@ -471,7 +474,7 @@ class Job:
 
     @property
     def operators_with_chained(self) -> frozenset[int | None]:
-        """Return the numbers of the operators that send results within their stage, and None."""
+        """Return the operators that pass results on directly within their stage, and None."""
         return frozenset(operator.chained_to for operator in self.operators)
 
     @property
@@ -499,13 +502,13 @@ class Job:
             if not operator.sends_only_final_results:
                 others.add(operator.chained_to)
         for edge in self._all_edges:
-            # The last result for a key of a versioned table may be a late update. The table's store
-            # leaves late updates out, so it needs an earlier result.
+            # In a versioned table, a key's last result may be a late update. The table's store
+            # leaves out late updates, so it needs an earlier result.
             if edge.stage and (edge.side != STORE or edge.takes_latest):
                 others |= edge.results_of
         numbers: set[int] = set()
         for operator in self.operators:
-            # Each result has other headers, even if it has the same value.
+            # Results with the same value may have different headers.
             if operator.store is None or operator.columns_read or operator.keeps_headers:
                 continue
             if operator.number not in others:
@@ -516,8 +519,8 @@ class Job:
     def operators_of_changes(self) -> frozenset[int]:
         """The aggregates that need not send a result equal to the key's or window's previous one.
 
-        Besides their store, only aggregates of their tables read their results: aggregates whose
-        last results alone matter, with functions that such a result would not change.
+        Apart from their store, only aggregates of their tables read the results. For these
+        aggregates, only the last result matters, and an equal result would not change it.
         """
         last_only = self.last_only_operators
         readers: set[int] = set()
@@ -553,4 +556,4 @@ class Plan:
 
 PlanOf: TypeAlias = Callable[[Collection[str]], Job]
 """A function that plans a part of a pipeline, given the names of stores and steps. The part is
-either these stores and steps with all steps upstream of them, or the rest of the pipeline."""
+either these, with all steps upstream of them, or the rest of the pipeline."""

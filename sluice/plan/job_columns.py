@@ -17,8 +17,8 @@ Names of columns:
 Characters that a column name cannot contain are escaped: field `order-id` is `s3_order_x2d_id`.
 
 Columns belong to stages: a stage before the first operators, and a stage after each set of
-operators. A stage has layers, each computed from the previous layers, so that a step is computed
-only once even if several steps follow it.
+operators. A stage has layers, each computed from the previous layers. A step is therefore computed
+only once, even if several steps follow it.
 """
 
 from __future__ import annotations
@@ -65,15 +65,15 @@ class JobColumns:
     )
     """Stage → depth → the layer."""
     _field_of: dict[str, tuple[int, str]] = field(default_factory=dict)
-    """Column → the number of the source and the name of the field whose values the column holds."""
+    """Column → the source's number and the field's name, for columns with the values of fields."""
     _result_of: dict[str, str] = field(default_factory=dict)
     """SQL that reads a field of an operator's result → the column with the result."""
     _fallible: list[FallibleExpression] = field(default_factory=list)
     _failures: list[tuple[Failure, Scope]] = field(default_factory=list)
     """Steps that can fail, each with the scope before it."""
     _explosions: dict[int, dict[int, int]] = field(default_factory=dict)
-    """Stage → the numbers of its nodes that turn one record into several rows, each with the depth
-    of its layer."""
+    """Stage → number of a node that turns one record into several rows → the depth of the node's
+    layer."""
 
     # -- Columns that are computed
 
@@ -82,23 +82,23 @@ class JobColumns:
         self._layer(stage, depth).append(column)
 
     def add_transformation(self, stage: int, depth: int, transformation: Transformation) -> None:
-        """Add a function of the whole DataFrame as a layer of its own."""
+        """Add a function of the whole DataFrame as a separate layer."""
         self._layers.setdefault(stage, {})[depth] = transformation
 
     def add_explosion(self, stage: int, depth: int, name: str, sql: str, node: nodes.Node) -> None:
-        """Add a column that turns a record into a row per array element, with the positions."""
+        """Add a column that turns a record into a row for each array element, with its position."""
         column = Column(name, f"posexplode_outer({sql})", node.number, position=f"{name}_pos")
         self.add(stage, depth, column)
         self._explosions.setdefault(stage, {})[node.number] = depth
-        # The rows of a record are counted as one record. The offset shows which rows come from the
-        # same record.
+        # A record's rows count as one record. The offset shows which rows come from the same
+        # record.
         self.metadata_read.add("_offset")
 
     def next_layer(self, stage: int) -> int:
         """Return the depth of a new layer after all layers so far.
 
-        A step that turns a row into several rows gets such a layer, and so does a function of the
-        whole DataFrame.
+        Steps that turn a row into several rows, and functions of the whole DataFrame, need such a
+        layer.
         """
         depths = self._layers.get(stage, {}).keys() - {_LAST}
         return max(depths, default=0) + 1
@@ -109,7 +109,7 @@ class JobColumns:
 
     def output_column(self, scope: Scope, name: str, sql: str, step: int) -> str:
         """Return the column of the stage's last layer that computes `sql`. Adds it on first use."""
-        # `sql` is the name of a column already.
+        # `sql` is already the name of a column.
         if sql.isidentifier() and sql != "false":
             return sql
         layer = self._layer(scope.stage, _LAST)
@@ -154,7 +154,10 @@ class JobColumns:
         return columns
 
     def register_results(self, scope: Scope, column: str) -> Scope:
-        """Register a scope's fields as parts of operator results in `column`; return the scope."""
+        """Register a scope's fields as parts of an operator's results in `column`.
+
+        Return the scope.
+        """
         for name in scope.fields:
             self._result_of[scope.columns[name]] = column
         if scope.is_null != "false":
@@ -163,8 +166,8 @@ class JobColumns:
 
     def read(self, scope: Scope, name: str) -> str:
         """Return the column of a field."""
-        # The column is recorded as read, because sources decode only fields that are read, and
-        # operators parse only results that are read.
+        # Record that the column is read: sources decode only fields that are read, and operators
+        # parse only results that are read.
         column = scope.columns[name]
         if column in METADATA:
             self.metadata_read.add(column)
@@ -220,7 +223,7 @@ class JobColumns:
     def null_removed_rows(self, scope: Scope) -> Scope:
         """Return the scope in which the fields of a removed row are null.
 
-        So no later step reads the row's former fields. In Kafka Streams, a deleted row and a row
+        No later step then reads the row's former fields. In Kafka Streams, a deleted row and a row
         that a table's filter removes are the same: a record with a null value.
         """
         columns = dict(scope.columns)
@@ -239,8 +242,8 @@ class JobColumns:
     def evaluation_condition(self, scope: Scope, before: nodes.Node) -> str:
         """Return the condition under which a step computes its expressions over fields of `before`.
 
-        As in Kafka Streams, a step of a stream also computes records with a null value, and a step
-        of a table computes only rows that exist.
+        As in Kafka Streams, steps of a stream also process records with a null value, and steps of
+        a table process only rows that exist.
         """
         if not before.is_table or scope.is_null == "false":
             return scope.passed
@@ -258,8 +261,8 @@ class JobColumns:
         """Return the layer and the condition of a Python function's calls for a scope's records.
 
         Nodes that are not upstream of the function may have turned a record into several rows. The
-        function is called for the first row only. The layer in which such a node makes rows is not
-        used for calls, because in this layer, Spark would call the function for each of the rows.
+        function is then called only for the first row. It is not called in the layer in which such
+        a node makes rows, because Spark would call it for each row there.
         """
         explosions = self._explosions.get(scope.stage, {})
         others = self._other_explosions(scope)
@@ -279,7 +282,7 @@ class JobColumns:
         return [*map(_is_first_row, self._other_explosions(scope))]
 
     def _other_explosions(self, scope: Scope) -> list[int]:
-        """Return the nodes, by number, that split records in a scope's stage but not upstream."""
+        """Return the nodes that split records in a scope's stage but not upstream, by number."""
         explosions = self._explosions.get(scope.stage, {})
         return [number for number in explosions if number not in scope.exploded]
 
@@ -297,8 +300,8 @@ class JobColumns:
         """Return the scope after a step, and the SQL of the step's expressions.
 
         Records for which an expression fails do not reach the scope. The expressions read the
-        fields of the node `before`. `key` is the name of the expression that becomes a key: the
-        returned SQL of this expression computes the key's text.
+        fields of the node `before`. `key` is the name of the expression that becomes a key. For
+        this expression, the returned SQL computes the key's text.
         """
         types = before.result_types | METADATA | CHANGE_METADATA | {MAPPED_KEY: "STRING"}
         return self.guard_if(
@@ -323,7 +326,7 @@ class JobColumns:
     ) -> tuple[Scope, dict[str, str]]:
         """Do the same as `guard` for expressions over fields of these types, under a condition.
 
-        Without `reported`, the records for which an expression fails are left out, but not
+        If `reported` is false, the records for which an expression fails are left out, but not
         reported.
         """
         checked: dict[str, str] = {}
@@ -376,7 +379,9 @@ class JobColumns:
         columns: Sequence[str],
         before: Scope,
     ) -> Scope:
-        """Return the scope of records whose step results in these columns can be written as JSON.
+        """Return the scope of records for which a step's results can be written as JSON.
+
+        `columns` are the columns with the results.
 
         A dead letter has the value of `before`, the scope before the step.
         """
@@ -395,7 +400,7 @@ class JobColumns:
         """Register that a step can fail; `error` is the SQL of the error message."""
         # A step after a topic's table can be computed in two stages: from the topic's records, and
         # from the results of the operator that stores the table. The same records fail in both
-        # stages, and are reported once.
+        # stages, so report them only once.
         if not isinstance(node, nodes.Aggregate) and self._fails_in_another_stage(
             node, scope.stage
         ):
@@ -410,15 +415,15 @@ class JobColumns:
         self._failures.append((failure, scope))
 
     def failures(self) -> Iterator[Failure]:
-        """Yield the places where steps can fail. Call this when all columns exist."""
+        """Yield the places where steps can fail. Call this only when all columns exist."""
         for failure, scope in self._failures:
             conditions = [f"{failure.error} IS NOT NULL"]
-            # If a step fails for a table's old value, it has failed for this value before, when the
-            # value was new, and the failure was reported then.
+            # If a step fails for a table's old value, the failure was already reported when this
+            # value was new.
             if scope.stage:
                 conditions.append("NOT old")
-            # If another step turns a record into several rows, a failure for this record is
-            # reported once.
+            # If another step turns a record into several rows, report a failure for this record
+            # only once.
             conditions += self._first_row_conditions(scope)
             yield replace(failure, once=all_of(conditions))
 
@@ -443,12 +448,12 @@ class JobColumns:
         *,
         reported_with: Scope | None,
     ) -> tuple[Scope, FallibleExpression]:
-        """Return the scope after an expression, and the expression or an equal one of the node.
+        """Return the scope after an expression, and the expression or the node's equal earlier one.
 
         A failure is reported with the value of the scope `reported_with`.
         """
-        # A node can have several edges with the same expressions. These are computed once, and
-        # their failures are reported once.
+        # A node can have several edges with the same expressions. Compute these only once, and
+        # report their failures only once.
         for other in self._fallible:
             if replace(expression, name=other.name) == other:
                 expression = other
@@ -464,8 +469,8 @@ class JobColumns:
     def _key_column(self, scope: Scope, key: str) -> str | None:
         """Return the column with a key's text.
 
-        The key must be the record's key, or a field that a source also decodes as text. None for
-        any other key, whose text must be computed.
+        The key must be the record's key, or a field that a source also decodes as text. Return None
+        for any other key, because its text must be computed.
         """
         (name, start, stop), *more = parse(key).names or (("", 0, 0),)
         if more or start != 0 or stop != len(key):
@@ -482,14 +487,14 @@ class JobColumns:
 
 
 def _is_first_row(explosion: int) -> str:
-    """Return SQL for whether a row has its array's first element, or the array is empty."""
+    """Return a condition that is true in the row of an array's first element or an empty array."""
     return f"coalesce(x{explosion}_pos, 0) = 0"
 
 
 def column_name(prefix: str, field_name: str) -> str:
     """Return the name of the job's column for a field. The name needs no quotes in SQL."""
-    # An underscore that looks like the start of an escape is escaped, too, so
-    # that two fields never share a column.
+    # Also escape an underscore that looks like the start of an escape: two fields must never share
+    # a column.
     to_escape = "[^A-Za-z0-9_]|_(?=x[0-9a-f]+_)"
     escaped = re.sub(to_escape, lambda sign: f"_x{ord(sign[0]):x}_", field_name)
     return f"{prefix}_{escaped}"
@@ -498,7 +503,7 @@ def column_name(prefix: str, field_name: str) -> str:
 def key_column(source: nodes.Source, field_name: str) -> str:
     """Return the name of the column with a source's field as the text of a key.
 
-    For a text field, it is the field's column.
+    For a text field, this is the field's own column.
     """
     prefix = "s" if source.fields[field_name] == "STRING" else "sk"
     return column_name(f"{prefix}{source.number}", field_name)

@@ -1,4 +1,4 @@
-"""Layers: columns computed from records and operators' results, and where they can fail."""
+"""Layers: columns computed from records and operators' results, and places where they can fail."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ class Column:
     field: str = ""
     """The author's name for the column, if any."""
     position: str = ""
-    """For a column that turns an array into rows: the name of the column with the element's
+    """For a column that turns an array into rows: the name of the column with each element's
     index."""
 
 
 @dataclass(frozen=True)
 class FallibleExpression:
-    """A step's expressions that can fail, as a struct `c0`, `c1`, ..., which is null if any failed.
+    """A step's expressions that can fail.
 
-    A second column, `error`, has the error message if the step failed for the record, else null. If
-    an expression becomes a key, a third column, `key_text`, has the key's text.
+    Their results are a struct `c0`, `c1`, ..., which is null if any expression failed. A second
+    column, `error`, has the error message if the step failed for the record, else null. If an
+    expression becomes a key, a third column, `key_text`, has the key's text.
     """
 
     name: str
@@ -40,8 +41,8 @@ class FallibleExpression:
     columns: tuple[str, ...]
     """SQL of the expressions."""
     key: int | None
-    """Index of the expression that becomes a key, of records or in a store; None if no expression
-    does."""
+    """Index of the expression that becomes a key (of records, or in a store); None if there is
+    none."""
     causes: tuple[tuple[str, str], ...]
     """SQL of the parts that can fail, innermost first, each with its error message."""
 
@@ -93,8 +94,8 @@ class Failure:
     stage: int
     error: str
     once: str
-    """SQL of a condition that is true for one row per failed record. Other steps may make several
-    rows of a record."""
+    """SQL of a condition that is true for one row per failed record. Other steps may turn a record
+    into several rows."""
     key: str
     """SQL of the record's key at the step."""
     value: str
@@ -102,7 +103,7 @@ class Failure:
 
 
 def columns_of(layers: Layers) -> Iterator[Column | FallibleExpression]:
-    """Yield the columns that SQL computes, and not a function of the whole DataFrame."""
+    """Yield the columns that SQL computes. Leaves out functions of the whole DataFrame."""
     for layer in layers:
         if not isinstance(layer, Transformation):
             yield from layer

@@ -14,10 +14,10 @@ def matched_job(
 ) -> Job:
     """Return the job with the topics that match its patterns.
 
-    The `known` topics, which the generation has read before, come first and in their order, so that
-    they keep their numbers; then come the other `existing` topics. Raises EngineError if a pattern
-    matches too many topics, or if two patterns match the same topic. If a pattern matches no topic,
-    raises InputAway, but with `partly` leaves the pattern as it is.
+    The `known` topics, which the generation has read before, come first and in their order, because
+    they must keep their numbers. The other `existing` topics follow. Raises EngineError if a
+    pattern matches too many topics, or if two patterns match the same topic. If a pattern matches
+    no topic, raises InputAway, or with `partly`, keeps the pattern.
     """
     topics_by_pattern: dict[str, list[str]] = {}
     patterns: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Convert a topology's nodes to the steps, sources and sinks of a plan."""
+"""Converts a topology's nodes to the steps, sources and sinks of a plan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sluice.values.references import Reference, reference
 from sluice.values.topic_patterns import is_pattern
 
 MOST_SOURCES = 1_023
-"""The largest number of a source. The number takes ten bits in the position of a record."""
+"""The largest number that a source may have: ten bits in a record's position."""
 
 
 def step_of(node: nodes.Node) -> Step:
@@ -38,7 +38,7 @@ def source_number(pipeline: Graph, node: nodes.Source) -> int:
     """Return a source's number in the column `_source`; for a pattern, that of its first topic.
 
     Topics that match a pattern have numbers after those of all steps: `most_topics` numbers for
-    each pattern. Raises TopologyError if the numbers do not suffice.
+    each pattern. Raises TopologyError if there are too few numbers.
     """
     if not is_pattern(node.topic):
         return node.number
@@ -67,9 +67,9 @@ def source_of(
 ) -> Source:
     """Return the plan's source for a source of the topology.
 
-    The job reads the values of the fields `read`, and the fields `keys` as the texts of keys.
-    `number` is the number of the plan's source in the column `_source`, by default the number of
-    its step.
+    The job reads the values of the fields `read`, and the texts of the fields `keys`, which are
+    keys. `number` is the number of the plan's source in the column `_source`, by default the number
+    of its step.
     """
     serde, event_time, time_unit = node.serde, node.event_time, None
     if isinstance(event_time, EpochTime):
@@ -110,7 +110,7 @@ def source_of(
 def _fields_read(
     node: nodes.Source, read: Collection[str], keys: Collection[str]
 ) -> tuple[SourceField, ...]:
-    """Return the record's key, the values of the fields `read`, and the key texts of `keys`."""
+    """Return the columns of the record's key, the values of `read`, and the key texts of `keys`."""
     fields: list[SourceField] = []
     if node.key is not None:
         fields.append(SourceField(node.key, f"key{node.number}", "STRING", "record_key"))
@@ -119,7 +119,7 @@ def _fields_read(
         fields.append(SourceField(name, column, node.fields[name]))
     for name in keys:
         fields.append(SourceField(name, key_column(node, name), "STRING", "key_text"))
-    # A text field's value and key text are in one column.
+    # A text field's value and key text share a column.
     by_column = {field.column: field for field in fields}
     return tuple(by_column.values())
 
@@ -155,7 +155,7 @@ class LateSinks:
     def claim(self, late: nodes.Node | None) -> Sink | None:
         """Return the sink of the topic `late` for the first caller, None for later callers.
 
-        None also if `late` is None, because the node has no topic for late records.
+        Also returns None if `late` is None, because the node then has no topic for late records.
         """
         if late is None or late in self._claimed:
             return None

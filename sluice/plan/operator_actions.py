@@ -51,7 +51,7 @@ def is_of_processor(group_id: int) -> bool:
 def _processor_group(store: str) -> int:
     """Return the group number of a processor's store.
 
-    It is a hash of the name, which stays the same if other stores are added.
+    It is a hash of the name, so it stays the same if other stores are added.
     """
     return _FIRST_PROCESSOR_GROUP + zlib.crc32(store.encode()) % _PROCESSOR_GROUPS
 
@@ -193,7 +193,7 @@ def _process(node: nodes.Process, pipeline: Graph) -> ProcessParameters:
 
 
 def _may_lack_columns(node: nodes.ChangedRows) -> bool:
-    """Return whether old rows come from Debezium, which may omit columns, and not from Sluice."""
+    """Return whether old rows come from Debezium, which may omit columns. Sluice omits none."""
     for step in nodes.upstream(node):
         if isinstance(step, nodes.Changes):
             return False
@@ -234,7 +234,7 @@ def _require_type(node: nodes.Node, name: str, kind: str, allowed: set[str], adv
 
 
 def _waiting_time(node: nodes.Suppress) -> int:
-    """Return how long a suppress step holds a result back, in ms.
+    """Return how long a suppress step holds back a result, in ms.
 
     The time begins with the end of the window, or with the key's first update.
     """

@@ -1,4 +1,4 @@
-"""Decide which nodes are operators, and why.
+"""Decides which nodes are operators, and why.
 
 An operator must get each key's records in order. An aggregate that is not an operator is
 combinable: tasks aggregate the records that they read, in any order, and the shards add up the
@@ -25,7 +25,7 @@ def children(pipeline: Graph, node: nodes.Node) -> list[nodes.Node]:
 
 
 def is_operator(pipeline: Graph, node: nodes.Node) -> bool:
-    """Return whether a node is an operator that gets each key's records in order."""
+    """Return whether a node is an operator, which gets each key's records in order."""
     return node.number in _operators(pipeline).reasons
 
 
@@ -54,20 +54,24 @@ class _Operators:
     reasons: Mapping[int, str]
     """Number of each operator's node → why it takes records in order."""
     after: frozenset[int]
-    """The operators and everything downstream of them, by the numbers of their nodes."""
+    """The numbers of the operators' nodes and of all nodes downstream of them."""
 
 
 def _operators(pipeline: Graph) -> _Operators:
     """Return the operators of the whole pipeline.
 
-    A part of a pipeline has the same operators as the whole, so that it gives the same results.
+    A part of a pipeline must have the same operators as the whole, because it must give the same
+    results.
     """
     return _operators_of(pipeline.whole, len(pipeline.whole.nodes))
 
 
 @lru_cache(maxsize=16)
 def _operators_of(pipeline: Graph, size: int) -> _Operators:
-    """Return the operators of a pipeline, cached until the number of nodes changes."""
+    """Return the operators of a pipeline.
+
+    The result is cached until the number of nodes changes.
+    """
     reasons: dict[int, str] = {}
     after: set[int] = set()
     for node in pipeline.nodes:
@@ -85,8 +89,8 @@ def _why(pipeline: Graph, node: nodes.Node, *, follows_operator: bool) -> str:
     if isinstance(node, nodes.Aggregate):
         return _why_aggregate(pipeline, node, follows_operator=follows_operator)
     if node.needs_last_change_only and not follows_operator:
-        # The left side of such a join is a group. Its changes are joined with the global table in
-        # the driver.
+        # The left side of such a join is a group, and the driver joins the group's changes with the
+        # global table.
         return ""
     return node.operator_reason
 
@@ -94,8 +98,7 @@ def _why(pipeline: Graph, node: nodes.Node, *, follows_operator: bool) -> str:
 def _why_aggregate(pipeline: Graph, node: nodes.Aggregate, *, follows_operator: bool) -> str:
     """Return why an aggregate is an operator; empty if it is combinable."""
     window = node.window
-    # The texts are shown by `sluice explain`, and each is a reason
-    # why the order of records matters.
+    # `sluice explain` shows these texts. Each is a reason why the order of records matters.
     if node.python is not None:
         return "Python functions need records in order"
     if node.history_ms is not None:

@@ -27,11 +27,11 @@ class AggregateParameters:
     columns: tuple[str, ...]
     """Names of the store's columns."""
     scalar: bool
-    """Whether the store's value is the value of its only column."""
+    """Whether the store's value is the bare value of its only column, not an object."""
     plain: bool
-    """Whether each column is one function's result, without further computation."""
+    """Whether each column is just the result of one function."""
     subtracts: bool
-    """Whether the rows of the input table change, so that their old values are subtracted."""
+    """Whether the input is a table, whose rows change: their old values are then subtracted."""
     retention_ms: int | None
     history_ms: int | None = None
 
@@ -49,7 +49,7 @@ class PythonAggregateParameters:
 
     window: AnyWindow | CountWindow | None
     initializer: Reference | None
-    """None for `reduce`, where the first value is the first aggregate."""
+    """The author's initializer. None for `reduce`, where the first value is the first aggregate."""
     adder: Reference
     subtractor: Reference | None
     merger: Reference | None
@@ -87,7 +87,7 @@ class LatestParameters:
 
 @dataclass(frozen=True)
 class SuppressParameters:
-    """Holds a table's results back for `wait_ms` after the window's end or a key's first update."""
+    """Holds back a table's results for `wait_ms` after a window's end or a key's first update."""
 
     until: Until
     wait_ms: int
@@ -95,11 +95,11 @@ class SuppressParameters:
     max_bytes: int | None
     when_full: Literal["emit_early", "shut_down"]
     filtered: bool = False
-    """Whether the input is a filtered table. If so, the deletion of a row that the filter never
-    passed is not sent."""
+    """Whether the input is a filtered table. If so, the deletion of a row that never passed the
+    filter is not sent."""
     early_ms: int | None = None
-    """How long after a window's first unsent change its early result is sent; None without early
-    results."""
+    """How long after a window's first unsent change its early result is sent; None if there are no
+    early results."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class TableJoinParameters:
     how: How
     kind: Literal["stream-table", "table-table", "foreign-key", "lookup"]
     mapped: bool
-    """Whether the left side's key for the join is an expression."""
+    """Whether an expression computes the left side's key for the join."""
     filtered: tuple[bool, bool] = (False, False)
     """Whether the left and the right side are filtered tables, possibly mapped."""
     history_ms: int | None = None
@@ -128,7 +128,8 @@ class TableJoinParameters:
     grace_ms: int | None = None
     """How long a stream's record waits for the table's version as of the record's time."""
     mapped_key: str | None = None
-    """The name of the result's field with the key that was looked up; None without such a field."""
+    """The name of the result's field with the key that was looked up; None if there is no such
+    field."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,7 @@ class ProcessParameters:
     keeps_key: bool = False
     """Whether each result has the key of its record."""
     is_keyed_by: bool = False
-    """Whether an expression gives the key of the stores."""
+    """Whether an expression computes the key of the stores."""
     has_windowed_keys: bool = False
     """Whether the keys of the records have windows."""
     tables: Mapping[str, Reference | None] = field(default_factory=dict)
@@ -179,7 +180,7 @@ class ProcessParameters:
 
 @dataclass(frozen=True)
 class CallParameters:
-    """Calls an author's function that calls a service."""
+    """Calls an author's function for each value, for example to call a service."""
 
     function: Reference
     takes: Reference | None
@@ -210,11 +211,10 @@ class TableLookupParameters:
     """The name under which the rows are recorded with the state."""
 
 
-# A text, because planning does not import operators: they need Arrow.
+# This is a text, because planning does not import operators, which need Arrow.
 Action: TypeAlias = (
     "AggregateParameters | PythonAggregateParameters | MergeParameters | PassedRowsParameters"
     " | LatestParameters | SuppressParameters | StreamJoinParameters | TableJoinParameters"
     " | ProcessParameters | CallParameters | TableLookupParameters | Operator[Any]"
 )
-"""An operator's parameters, or the operator itself if the engine need not add anything to make
-it."""
+"""An operator's parameters, or the operator itself if the engine need not add anything."""

@@ -1,4 +1,4 @@
-"""The last steps of a pipeline, its sinks and peeks, grouped by the kind of step before them."""
+"""Groups a pipeline's last steps, its sinks and peeks, by the kind of step before them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _chain_from_group(
 
 
 def _follows_state(pipeline: Graph, node: nodes.Node) -> bool:
-    """Return whether a node follows an aggregation or operator and handles no single records."""
+    """Return whether a node follows an aggregation or operator, and processes no single records."""
     for parent in node.parents:
         # A topic's table is an operator, too, but the steps after it process the topic's single
         # records.

@@ -25,7 +25,7 @@ from sluice.values.windows import AnyWindow, SessionWindow, Window
 
 @dataclass(frozen=True)
 class SharedRows:
-    """The rows of an edge into the operator `target`, which another edge takes, too."""
+    """An edge into the operator `target` whose rows another edge takes, too."""
 
     target: int
     side: int
@@ -35,12 +35,12 @@ class SharedRows:
 
 @dataclass(frozen=True)
 class Edge:
-    """The columns of rows that go into an operator's side, or from it into its store or a sink."""
+    """The columns of rows for an operator's side, or from an operator for its store or a sink."""
 
     target: int
     side: int
     stage: int
-    """The stage that computes the columns. Stage 0, before any operator, computes them from
+    """The stage that computes the columns. Stage 0, before all operators, computes them from
     records."""
     topics: tuple[str, ...]
     """The topics from which the rows come."""
@@ -55,7 +55,7 @@ class Edge:
     scalar: bool = False
     """Whether the value is not an object."""
     unchanged_result: str | None = None
-    """The column of an operator's result, if the value is that result unchanged and therefore
+    """The column of an operator's result, if the value is this result unchanged. The value is then
     already JSON."""
     has_arguments: bool = False
     """Whether the values are an aggregate's arguments; the JSON is then an array."""
@@ -64,7 +64,7 @@ class Edge:
     leaves_out_nulls: bool = False
     """Whether the edge leaves out rows without a value."""
     is_passed_on: bool = False
-    """Whether the value only passes through the operator, which keeps no copy of it."""
+    """Whether the operator only passes the value on, and keeps no copy of it."""
     requires_key: bool = True
     """Whether only records with a key advance stream time."""
     requires_value: bool = False
@@ -81,18 +81,18 @@ class Edge:
     rekeyed: bool = False
     """Whether the rows' key for the target differs from the record's or result's key."""
     results_of: frozenset[int] = frozenset()
-    """The operators whose results the rows are made from."""
+    """The operators from whose results the rows are made."""
     takes_latest: bool = False
-    """Whether the edge leaves out late updates of a versioned table, which have an output of their
-    own."""
+    """Whether the edge leaves out late updates of a versioned table. They have a separate
+    output."""
     is_json: bool = False
     """Whether the SQL of the value is JSON already."""
     shares: SharedRows | None = None
-    """The rows of another edge, which this edge takes instead of rows of its own."""
+    """The rows of another edge that this edge takes; None if it has its own rows."""
 
     @property
     def column(self) -> str:
-        """The name of the column that says whether a row belongs to this edge."""
+        """The name of the column that tells whether a row belongs to this edge."""
         return edge_column(self.target, self.side)
 
     @property
@@ -101,7 +101,7 @@ class Edge:
 
     @property
     def value_column(self) -> str:
-        """The name of the column with the value as JSON, null for a tombstone."""
+        """The name of the column with the value as JSON. The value is null for a tombstone."""
         return f"{self.column}_value"
 
     @property
@@ -110,7 +110,7 @@ class Edge:
 
     @property
     def path_column(self) -> str | None:
-        """The name of the column with the path from the record; None if all have the same path."""
+        """The name of the column with the path from the record; None if the path is constant."""
         if self.constant_path is None:
             return f"{self.column}_path"
         return None
@@ -121,12 +121,12 @@ class Edge:
         return row_order.constant_path(self.path, rekeyed=self.rekeyed)
 
     def path_from(self, base: str) -> str:
-        """Return SQL of the path; `base` is SQL for the path of the stage's record or result."""
+        """Return SQL of the path. `base` is SQL for the path of the stage's record or result."""
         return row_order.path_sql(base, self.path, rekeyed=self.rekeyed)
 
 
 def edge_column(target: int, side: int) -> str:
-    """Return the name of the column that says whether a row goes to this side of an operator."""
+    """Return the name of the column that tells whether a row goes to this side of an operator."""
     return f"f{target}_{side}"
 
 
@@ -146,7 +146,7 @@ class PlannedOperator:
     topics: tuple[str, ...]
     """The topics from which the operator's rows come."""
     sends_old_values: bool
-    """Whether a later step needs the old value of each change."""
+    """Whether the operator sends the old value of each change, because a later step needs it."""
     chained_to: int | None
     """The operator of the same stage that passes its results directly to this operator."""
     clock: str
@@ -163,10 +163,10 @@ class PlannedOperator:
     window: AnyWindow | None
     """The windows of the store's keys."""
     late: Sink | None
-    """The topic for late records. If several groups and operators share the topic, only the first
-    of them has the topic's sink here. The others have None."""
+    """The topic for late records. If several groups and operators share the topic, the first of
+    them has the topic's sink here, and the others have None."""
     upstream_definition: str
-    """The upstream steps as the author wrote them; stored state stays valid as long as this text is
+    """The upstream steps as the author wrote them. Stored state stays valid as long as this text is
     the same."""
     reason: str
     """The reason why the operator needs each key's records in order, for `sluice explain`."""
@@ -175,18 +175,18 @@ class PlannedOperator:
     columns_read: frozenset[str] = frozenset()
     """The columns of the operator's results that later expressions read."""
     timed_by_topics: tuple[str, ...] = ()
-    """The topics of which all records advance a processor's stream time, although the records reach
-    the processor through other operators, or not at all."""
+    """The topics whose records all advance a processor's stream time, even if the records reach the
+    processor through other operators, or not at all."""
     is_timed_by_rows: bool = True
     """Whether the operator's rows advance its stream time."""
     reads_pattern: bool = False
-    """Whether the topics match a pattern, so that the next run may read more of them."""
+    """Whether the topics match a pattern: the next run may then read more of them."""
     only_windows_wait: bool = False
-    """Whether other steps need this operator's stream time only to send the results of closed
+    """Whether other steps need this operator's stream time only for sending the results of closed
     windows."""
     reads_windows: bool = False
-    """Whether this is a suppress step that reads the results of closed windows from the state of
-    the aggregate before it (see `keeps_waiting_windows`)."""
+    """Whether this is a suppress step that reads the results of closed windows from the preceding
+    aggregate's state (see `keeps_waiting_windows`)."""
 
     keeps_headers: bool = False
     """Whether the store keeps the headers of the results that have changed its rows."""
@@ -226,7 +226,7 @@ class PlannedOperator:
 
     @property
     def edges_from_records(self) -> tuple[Edge, ...]:
-        """The edges that have rows of their own, made from records, not from operators' results."""
+        """The edges with their own rows that are made from records, not from operators' results."""
         return tuple(edge for edge in self.edges if edge.stage == 0 and edge.shares is None)
 
     @property
@@ -236,7 +236,7 @@ class PlannedOperator:
 
     @property
     def timed_sides(self) -> tuple[int, ...]:
-        """The sides with a stream time of their own, besides the one that all sides share."""
+        """The sides that have their own stream time, besides the one that all sides share."""
         if self.joins_versions:
             return LEFT, RIGHT
         return tuple(edge.side for edge in self.edges if COGROUPED <= edge.side < READ)
@@ -255,8 +255,8 @@ class PlannedOperator:
     def keeps_waiting_windows(self, suppress: PlannedOperator) -> bool:
         """Return whether the windows in this state are those whose results `suppress` holds back.
 
-        They are if the operator forgets each window at the stream time at which the step sends the
-        window's result. The step then needs no copy of the results.
+        This is so if the operator forgets each window at the stream time at which the step sends
+        the window's result. The step then needs no copy of the results.
         """
         waiting = suppress.action
         if (
@@ -265,7 +265,8 @@ class PlannedOperator:
             or suppress.by_window
         ):
             return False
-        # Cogrouped streams may forget a window for each other before the step sends its result.
+        # With cogrouped streams, one stream may make the operator forget another's window before
+        # the step sends the window's result.
         if (
             not isinstance(self.action, AggregateParameters | PythonAggregateParameters)
             or self.by_window
@@ -277,20 +278,22 @@ class PlannedOperator:
             case Window() | CalendarWindow() as window:
                 return waiting.wait_ms == WindowLateness(window).open_ms
             case SessionWindow() as window:
-                # With a retention, the operator keeps sessions longer.
+                # If there is a retention, the operator keeps sessions for longer.
                 kept_ms = max(WindowLateness(window).open_ms, action.retention_ms or 0)
                 return waiting.wait_ms == kept_ms
             case _:
-                # Later sliding windows are made from windows that have closed.
+                # The operator keeps closed sliding windows, because later windows are made from
+                # them.
                 return False
 
     @property
     def closing_times(self) -> Window | None:
-        """The windows whose closes are all that the operator's workers need to know of stream time.
+        """The windows, if the operator's workers need to know only when these windows close.
 
-        None if the workers need to know more changes.
+        None if the workers need more of stream time.
         """
-        # Rows from one topic have the stream times that the operator itself needs.
+        # If the rows come from one topic, they already have the stream times that the operator
+        # itself needs.
         if isinstance(self.window, Window) and self.only_windows_wait and self.is_timed_by_source:
             return self.window
         return None
@@ -312,9 +315,9 @@ class PlannedOperator:
 
         The task of each partition then knows the stream time.
         """
-        # The sides of a join, and cogrouped streams, share a stream time, so no task of one topic
-        # knows it. Nor does such a task know the stream time of rows from another stage, because it
-        # does not see them: they have passed through a shuffle.
+        # The sides of a join, and cogrouped streams, share a stream time, which the task of one
+        # topic does not know. Nor does such a task know the stream time of rows from another stage,
+        # because these have passed through a shuffle.
         if self.is_stream_join or len(self.topics) > 1 or self.reads_pattern or len(self.edges) > 1:
             return False
         return all(edge.stage == 0 for edge in self.edges)

@@ -1,4 +1,4 @@
-"""Turn a topology into a job, which is one streaming query."""
+"""Turns a topology into a job, which is one streaming query."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DEPENDS_ON_CLOCK = re.compile(
     r"\b(now|curdate|(current|local|unix)_?\w*)\s*\(|\bcurrent_",
     re.IGNORECASE,
 )
-"""Matches functions that depend on the time of the batch. (Functions that also vary within a batch
+"""Matches functions that depend on the time of the batch. (Functions that vary even within a batch
 are errors.)"""
 
 
@@ -37,7 +37,7 @@ def plan(pipeline: Pipeline, only: Collection[str] = (), without: Collection[str
 
     With `only`, the job computes only the stores and steps with these names and the steps upstream
     of them, exactly as the whole pipeline does, and writes no output. `without` leaves out the
-    stores and steps with these names and the steps that follow them.
+    stores and steps with these names, and the steps that follow them.
     """
     pipeline.require_kept_stores()
     announced = pipeline.announced_windows
@@ -46,8 +46,8 @@ def plan(pipeline: Pipeline, only: Collection[str] = (), without: Collection[str
     planned = _planned(pipeline, announced)
     if only:
         part = pipeline.part(only)
-        # Spark cannot read global tables alone, so a part that has no
-        # other source gets the first stream.
+        # Spark cannot read global tables alone. So if a part has no other source, it also reads the
+        # first stream.
         if not _stream_sources(part):
             first_stream = _stream_sources(pipeline)[0]
             part = pipeline.part([*only, first_stream.name])
@@ -108,7 +108,7 @@ def _job(pipeline: Pipeline, planned: PlannedPipeline) -> Job:
     outputs = Outputs.of(pipeline, aggregates)
     scopes, late_sinks = Scopes(pipeline, planned.steps), LateSinks()
 
-    # Cut the topology into stages. The stage of an operator comes after the stages of its inputs.
+    # Cut the topology into stages. An operator's stage comes after the stages of its inputs.
     stages = StagePlanner(scopes, late_sinks)
     stages.add_operators()
     for sink in outputs.of_operators:
@@ -133,7 +133,8 @@ def _job(pipeline: Pipeline, planned: PlannedPipeline) -> Job:
             late.append(operator.late)
 
     columns = scopes.columns
-    # Operators get their rows sorted by position. A position contains the offset, so it is read.
+    # Operators get their rows sorted by position. A position contains the offset, so the job must
+    # read offsets.
     if operators:
         columns.metadata_read.add("_offset")
     peeks = [*outputs.peeks_at_records, *outputs.peeks_at_results]
@@ -188,7 +189,7 @@ def _stream_sources(pipeline: Graph) -> list[nodes.Source]:
 def _streams(scopes: Scopes, ends: Sequence[nodes.Node]) -> tuple[Source, ...]:
     """Return the topics that the job reads as streams to compute the nodes in `ends`.
 
-    Call this when all columns exist.
+    Call this only when all columns exist.
     """
     pipeline, columns = scopes.pipeline, scopes.columns
     is_part = pipeline is not pipeline.whole
@@ -209,7 +210,7 @@ def _streams(scopes: Scopes, ends: Sequence[nodes.Node]) -> tuple[Source, ...]:
 def _global_tables(pipeline: Pipeline) -> tuple[GlobalTableInput, ...]:
     """Return the global tables.
 
-    A table's group number is its source node's number, whatever steps follow the source.
+    A table's group number is its source node's number, even if steps follow the source.
     """
     tables: list[GlobalTableInput] = []
     for source in pipeline.nodes_of(nodes.Source):
@@ -235,7 +236,7 @@ def _expectation(scopes: Scopes, node: nodes.Expect) -> Expectation:
         node.number, node.label, node.condition, node.at_most, node.fails, node.at
     )
     reached = columns.row_condition(scope)
-    # A condition that has no result for a record is null, and no step has failed.
+    # If the condition has no result for a record, it is null. This does not count as a failed step.
     _, sqls = columns.guard_if(
         reached, scope, node, node.readable_types, {"condition": node.condition}, reported=False
     )

@@ -10,11 +10,11 @@ from sluice.values.record_metadata import RESERVED_NAMES
 
 @dataclass(frozen=True)
 class Scope:
-    """The columns visible downstream of a node, and the condition for a record to get there."""
+    """The columns visible downstream of a node, and the condition for a record to reach it."""
 
     stage: int
     depth: int
-    """The number of the stage's layer after which the columns of the next step can be computed."""
+    """The depth of the layer after which the columns of the next step can be computed."""
     passed: str
     """SQL of a condition that is true if the record reaches this point."""
     columns: Mapping[str, str]

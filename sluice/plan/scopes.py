@@ -44,7 +44,7 @@ Partition and offset are those of the record that caused the result.
 
 
 class Scopes:
-    """The scopes of a pipeline's nodes, each made on first use."""
+    """Makes the scopes of a pipeline's nodes. Each scope is made on first use."""
 
     def __init__(self, pipeline: Graph, steps: tuple[Step, ...]) -> None:
         self.pipeline = pipeline
@@ -53,15 +53,16 @@ class Scopes:
         """Number of an operator's node → its stage. A node is planned as an operator before its
         scope is made."""
         self.chained: set[int] = set()
-        """Operators that get another operator's results directly, in the same stage."""
+        """The numbers of operators that get another operator's results directly, in the same
+        stage."""
         self._scopes: dict[tuple[int, bool], Scope] = {}
 
     def after(self, node: nodes.Node, *, old: bool = False) -> Scope:
         """Return the scope after a node. Adds the node's columns on first use.
 
         `old` matters only for a topic's table, which has two scopes. With `old`, the rows come from
-        the operator that stores the table, and include the old values that they replace. The
-        results of any other operator include old values if a later step needs them.
+        the operator that stores the table, and include replaced old values. The results of any
+        other operator include old values if a later step needs them.
         """
         old = old and _is_topic_table(node)
         if (node.number, old) not in self._scopes:
@@ -75,7 +76,7 @@ class Scopes:
         child: nodes.Node,
         side: int = 0,
     ) -> Scope:
-        """Return the scope of the parent's output, as a child reads it through its input `side`.
+        """Return the scope of the parent's output for the input `side` of a child.
 
         If the parent has several children, the scope's path contains the number of this child.
         """
@@ -91,7 +92,7 @@ class Scopes:
         return replace(scope, path=path, turns=(*scope.turns, turn))
 
     def null_as_missing(self, scope: Scope) -> Scope:
-        """Return the scope in which the value `null` counts as a missing value.
+        """Return the scope in which a value that is the JSON `null` counts as missing.
 
         If the values are objects, this is the same scope.
         """
@@ -150,7 +151,7 @@ class Scopes:
             case nodes.Transform():
                 return self._transformed(node, scope)
             case nodes.ToStream():
-                # A stream has no old values, so they are left out. Only stages after stage 0 have
+                # Leave out old values, because streams have none. Only stages after stage 0 have
                 # old values, because only operators send them.
                 if scope.stage:
                     scope = replace(scope, passed=f"({scope.passed} AND NOT old)")
@@ -161,7 +162,7 @@ class Scopes:
     def _with_shape(self, scope: Scope, column: str, shape: Shape) -> Scope:
         """Return the scope whose value is in a column.
 
-        The value `null` counts as a missing value, also if it is an object.
+        The JSON `null` counts as a missing value, even if values are objects.
         """
         before = self.columns.read_null(scope)
         if before == "false":
@@ -190,7 +191,7 @@ class Scopes:
     def _table_rows(self, scope: Scope) -> Scope:
         """Return the scope of a table's records, without records that have no key."""
         scope = self.null_as_missing(scope)
-        # Kafka Streams drops a table's records that have no key, and counts them.
+        # As in Kafka Streams, drop a table's records that have no key, and count them.
         key = self.columns.read(scope, "_key")
         return replace(scope, passed=f"({scope.passed} AND {key} IS NOT NULL)")
 
@@ -199,7 +200,7 @@ class Scopes:
     def _operator_results(self, node: nodes.Node) -> Scope:
         """Return the scope after an operator.
 
-        The value is a single column, whose type the engine determines.
+        The value is a single column. The engine determines its type.
         """
         passed = f"(emitted AND target <=> {node.number})"
         results_of = frozenset({node.number})
@@ -246,7 +247,7 @@ class Scopes:
         scope = replace(scope, is_null=_VALUE_IS_NULL)
         condition = self.columns.evaluation_condition(scope, node)
         # A chained suppress step sends results of an aggregate. Failures of their columns are
-        # reported for the aggregate, and not again for the suppress step.
+        # reported for the aggregate, so do not report them again.
         scope, columns = self.columns.guard_if(
             condition,
             scope,
@@ -266,7 +267,7 @@ class Scopes:
         return self.columns.register_results(_with_value_in(column, scope, node.shape), column)
 
     def _has_new_key(self, node: nodes.Node) -> bool:
-        """Return whether the operator, or an earlier step before its inputs, may change the key."""
+        """Return whether the operator, or a step before it in its stage, may change the key."""
         if not node.keeps_keys:
             return True
         return any(self.after(parent).rekeyed for parent in node.passes_on_keys_of)
@@ -279,7 +280,7 @@ class Scopes:
         scope, sqls = self.columns.guard(scope, node, node.parent, {"where": node.where})
         condition, name = sqls["where"], f"n{node.number}"
         if node.is_table:
-            # A row that no longer passes the filter is deleted from the filtered table.
+            # If a row no longer passes the filter, delete it from the filtered table.
             return self._without_rows(node, scope, f"NOT coalesce({condition}, false)")
         sql = f"coalesce({scope.passed} AND ({condition}), false)"
         return replace(self._next_layer_with(scope, Column(name, sql, node.number)), passed=name)
@@ -304,7 +305,7 @@ class Scopes:
     ) -> Scope:
         columns = scope.metadata
         scope, sqls = self.columns.guard(scope, node, node.parent, texts)
-        # Spark need not compute the expressions for records that an earlier filter removed.
+        # Do not compute the expressions for records that an earlier filter removed.
         condition = self.columns.evaluation_condition(scope, node.parent)
         for name, sql in sqls.items():
             # A field that is passed on unchanged needs no column of its own.
@@ -327,7 +328,7 @@ class Scopes:
         )
 
     def _elements(self, node: nodes.Node, scope: Scope, items: str, shape: Shape) -> Scope:
-        """Return the scope with a row per array element.
+        """Return the scope with a row for each array element.
 
         Steps of the stage that do not follow this step take only the rows whose position is 0 or
         null, which is one row per record.
@@ -342,7 +343,7 @@ class Scopes:
         )  # fmt: skip
 
     def _applied(self, node: nodes.Apply, scope: Scope) -> Scope:
-        """Call a Python function as an SQL function that takes key and value as JSON.
+        """Add the call of a Python function, as an SQL function that takes key and value as JSON.
 
         The function returns JSON or an error.
         """
@@ -355,8 +356,8 @@ class Scopes:
             returns,
             node.batch,
         )
-        # A table's function can be planned twice: for the topic's records, and for the old and new
-        # rows that the table's operator sends.
+        # A table's function may be planned twice: for the topic's records, and for the old and new
+        # rows from the table's operator.
         if function not in self.columns.functions:
             self.columns.functions.append(function)
         key = self.columns.read(scope, "_key")
@@ -395,7 +396,7 @@ class Scopes:
                 return self._function_results(node, after, name)
 
     def _function_results(self, node: nodes.Apply, scope: Scope, result: str) -> Scope:
-        """Return the scope after a function, with the returned value and the key, if returned."""
+        """Return the scope after a function: with its value, and with its key if it returns one."""
         name = result_column(node.number)
         scope = self._next_layer_with(
             scope,
@@ -439,7 +440,7 @@ class Scopes:
             is_null="false",
             unchanged_result=None,
         )
-        # A DataFrame can compute NaN and infinity, which JSON cannot express.
+        # A DataFrame can compute NaN and infinity, which do not exist in JSON.
         if doubles:
             return self.columns.guard_results(after, node, doubles, scope)
         return after
@@ -447,11 +448,11 @@ class Scopes:
     def _merged(self, node: nodes.Node, scopes: Sequence[Scope]) -> Scope:
         """Return the scope with a row for each merged stream that contains the record."""
         first = scopes[0]
-        # An earlier step may have turned a record into several rows. If a merged stream does not
-        # follow this step, only the first of these rows counts for the stream. A layer cannot find
-        # the first row among rows that it makes itself, so the merge gets a new layer.
+        # An earlier step may have turned a record into several rows. For a merged stream that does
+        # not follow this step, only the first of these rows counts. A layer cannot find the first
+        # row among rows that it makes itself, so the merge gets a new layer.
         depth = self.columns.next_layer(first.stage)
-        # As in Kafka Streams, of several children of a step, the child that was declared first is
+        # As in Kafka Streams, if a step has several children, the child that was declared first is
         # processed first, with all steps that follow it.
         sides = sorted(range(len(scopes)), key=lambda side: scopes[side].turns)
         numbers: list[str] = []
@@ -528,14 +529,14 @@ class Scopes:
 
 
 def _feeds_left_join(pipeline: Graph, node: nodes.Node) -> bool:
-    """Return whether a node's records reach a left or outer join that keeps those without a key."""
+    """Return whether a node's records reach a left or outer join, even those without a key."""
     for child in children(pipeline, node):
         if (
             isinstance(child, nodes.Join)
             and child.kind == "stream-table"
             and child.left is not node
         ):
-            continue  # the records only become rows of the table
+            continue  # The records only become rows of the table.
         keeps_all = isinstance(child, nodes.Join) and child.how != "inner" and not child.is_table
         if keeps_all or _feeds_left_join(pipeline, child):
             return True
@@ -558,7 +559,7 @@ def _with_value_in(column: str, scope: Scope, shape: Shape) -> Scope:
 
 
 def _by_stream(number: str, sqls: Mapping[int, str]) -> str:
-    """Return SQL that chooses among merged streams' SQL by a stream's number in column `number`."""
+    """Return SQL that chooses, by the number in column `number`, the SQL of one merged stream."""
     parts = [f"CASE {number}"]
     for side, sql in sqls.items():
         parts.append(f"WHEN {side} THEN {sql}")
@@ -574,7 +575,7 @@ def shape_columns(shape: Shape, value: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ResultExpressions:
-    """How an aggregate's columns are computed from the results of its functions."""
+    """The computation of an aggregate's columns from the results of its functions."""
 
     functions: tuple[str, ...]
     """The author's text for each function, which is the name of its result in `columns`."""
@@ -587,7 +588,7 @@ class ResultExpressions:
 def result_expressions(node: nodes.Aggregate) -> ResultExpressions | None:
     """Return how an aggregate's columns are computed.
 
-    Return None if each is the result of one function, or Python computes them.
+    Return None if each column is just a function's result, or if Python computes the columns.
     """
     if node.python is not None:
         return None
@@ -614,7 +615,10 @@ def result_expressions(node: nodes.Aggregate) -> ResultExpressions | None:
 
 
 def _cogroup_expressions(node: nodes.Cogroup) -> ResultExpressions | None:
-    """Do the same as `result_expressions` for a cogrouped aggregate; columns share no functions."""
+    """Do the same as `result_expressions` for a cogrouped aggregate.
+
+    Its columns share no functions.
+    """
     columns: list[tuple[str, str]] = []
     types: dict[str, str] = {}
     for name in node.columns:
@@ -632,5 +636,5 @@ def _cogroup_expressions(node: nodes.Cogroup) -> ResultExpressions | None:
 
 
 def _are_results(columns: Iterable[tuple[str, str]], results: Iterable[str]) -> bool:
-    """Return whether each column is one function's result, so that no expression is computed."""
+    """Return whether each column is just a function's result. Then no expression is computed."""
     return [text for _, text in columns] == [*map(quoted, results)]

@@ -1,4 +1,4 @@
-"""Find the edges whose rows are the same, so that each such row travels to its worker only once.
+"""Finds edges with the same rows. Each such row then travels to its worker only once.
 
 A record of a table changes the table's store, and the joins of the table. The rows for the store
 and for the joins have the same key, so the same worker gets them.
@@ -13,17 +13,16 @@ from operator import attrgetter
 from sluice.plan.planned_operators import Edge, PlannedOperator, SharedRows
 
 _content = attrgetter("topics", "key", "values", "is_null", "foreign", "scalar", "is_json")
-"""The fields of an edge that are equal if its rows have the same columns as the rows of another
-edge."""
+"""The fields of an edge that must be equal in two edges whose rows have the same columns."""
 
 
 def share_rows(operators: Sequence[PlannedOperator]) -> tuple[PlannedOperator, ...]:
     """Return the operators.
 
-    Edges whose rows are the same take the rows of the edge into the earliest stage.
+    Edges with the same rows share the rows of the edge into the earliest stage.
     """
     edges: list[Edge] = []
-    # Later stages get the rows from the stage of the edge whose rows they are.
+    # Later stages get the rows from the earlier stage, whose edge they share.
     for operator in sorted(operators, key=lambda operator: operator.stage):
         for edge in operator.edges:
             if _may_share(operator, edge):
@@ -45,8 +44,9 @@ def share_rows(operators: Sequence[PlannedOperator]) -> tuple[PlannedOperator, .
 
 
 def _may_share(operator: PlannedOperator, edge: Edge) -> bool:
-    """Return whether an edge's rows come from records and have no columns for its operator only."""
-    # A row has the stream times of its operator. An aggregate's arguments have types of their own.
+    """Return whether an edge's rows come from records and could serve other operators, too."""
+    # Rows with stream times belong to one operator. So do an aggregate's arguments, because of
+    # their types.
     is_timed = operator.has_own_stream_time
     has_one_path = edge.constant_path is not None
     return (

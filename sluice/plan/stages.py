@@ -58,7 +58,8 @@ class StagePlanner:
         self._nodes: list[nodes.Node] = []
         for node in candidates:
             # A topic's table without a store needs no operator: its rows are the topic's records.
-            # But if a later step needs old values, an operator stores the rows, and sends them.
+            # But if a later step needs old values, an operator must store the rows and send the old
+            # values.
             is_needed = not node.is_needed_for_old_values_only
             if is_needed or node.number in self._sending_old_values:
                 self._nodes.append(node)
@@ -66,8 +67,8 @@ class StagePlanner:
     def add_operators(self) -> None:
         """Create the operators, each after its inputs, and the edges into their stores."""
         for node in self._nodes:
-            # Only streams from different stages need an operator that sorts their records. A merge
-            # of streams of one stage is a stateless step.
+            # A merge needs an operator, which sorts the records, only if the streams come from
+            # different stages. Otherwise, it is a stateless step.
             if isinstance(node, nodes.Merge):
                 stages = {self.scopes.after(stream).stage for stream in node.streams}
                 if len(stages) == 1:
@@ -86,10 +87,10 @@ class StagePlanner:
         self.edges.append(self._edge(node, changes, self.scopes.after(node.parent)))
 
     def add_peek(self, node: nodes.Apply) -> None:
-        """Call a function after an operator.
+        """Add an edge that calls a function after an operator.
 
-        The edge's condition reads the function's result, which is always null, to make Spark call
-        the function.
+        The edge's condition reads the function's result, which is always null. This makes Spark
+        call the function.
         """
         scope = self.scopes.after(node)
         edge = self._edge(node, nodes.Input(parent=node), scope)
@@ -135,13 +136,13 @@ class StagePlanner:
         return share_rows(operators), tuple(map(self._with_condition, self.edges))
 
     def _add_values(self) -> None:
-        """Add the values of edges that pass them on: structs with only the fields read later.
+        """Add the values of edges that operators only pass on: structs of the fields read later.
 
-        So tasks neither read nor pass on the other fields. No state has these values, so the fields
-        may change.
+        Tasks then neither read nor pass on the other fields. No state has these values, so the
+        fields may change.
         """
-        # Later edges first, because an edge of a later operator reads fields of an earlier one's
-        # results.
+        # Start with the last operator, because the edges of later operators read fields of earlier
+        # operators' results.
         for at in reversed(range(len(self.operators))):
             operator = self.operators[at]
             edges: list[Edge] = []
@@ -152,7 +153,7 @@ class StagePlanner:
             self.operators[at] = replace(operator, edges=tuple(edges))
 
     def _value_read(self, edge: Edge, operator: PlannedOperator) -> str:
-        """Return the value of an edge with the fields that later steps read of the results."""
+        """Return the value of an edge, with the fields of the results that later steps read."""
         scope = self._edge_scopes[edge.column]
         read = left_fields_read(self._texts_after(operator), operator.result)
         columns: dict[str, str] = {}
@@ -160,7 +161,7 @@ class StagePlanner:
             if read is None or name.lower() in read:
                 columns[name] = scope.columns[name]
         if not columns:
-            # A struct needs a field.
+            # A struct needs at least one field.
             first = scope.fields[0]
             columns[first] = scope.columns[first]
         return self.columns.value(replace(scope, columns=columns))
@@ -217,7 +218,7 @@ class StagePlanner:
         store = node.store_name
         keeps_headers = store is not None and self.pipeline.whole.keeps_headers(store)
         action = action_of(node, functions, self.pipeline.whole)
-        # The rows of the tables that a processor reads do not advance the processor's stream time.
+        # The rows of tables that a processor reads do not advance the processor's stream time.
         timing = node.parent if isinstance(node, nodes.Process) else node
         return PlannedOperator(
             step=self.columns.steps[node.number],
@@ -246,14 +247,14 @@ class StagePlanner:
     def _timing(self, node: nodes.Node) -> tuple[tuple[str, ...], bool]:
         """Return the topics that advance the stream time of a processor's timers.
 
-        The second result says whether the processor's rows advance it, too. In Kafka Streams, a
+        The second result tells whether the processor's rows advance it, too. In Kafka Streams, a
         processor has the stream time of its task, which advances with every record that the task
         reads, even if the record does not reach the processor. Records of another task come through
-        a repartition topic. Sluice has no such topic, so only those records advance stream time
-        that reach the processor.
+        a repartition topic. Sluice has no such topic. There, only records that reach the processor
+        advance stream time.
         """
-        # Every worker gets a report of all records that advance stream time, so without timers, the
-        # processor's rows have to do.
+        # All these records would be reported to every worker. Without timers, the processor's rows
+        # are enough.
         if not isinstance(node, nodes.Process) or not node.sets_timers:
             return (), True
         topics: dict[str, None] = {}
@@ -267,7 +268,7 @@ class StagePlanner:
             if isinstance(step, nodes.Source):
                 topics[step.topic] = None
             for taken in step.inputs:
-                # Every task has all rows of these inputs.
+                # Every task gets all rows of these inputs, so they need no repartition topic.
                 if taken.is_copied or taken.parent.is_global_table:
                     continue
                 if self._comes_from_another_task(taken):
@@ -277,7 +278,7 @@ class StagePlanner:
         return tuple(topics), comes_from_another_task or not topics
 
     def _comes_from_another_task(self, taken: nodes.Input) -> bool:
-        """Return whether, in Kafka Streams, another task than the node's sends an input's rows."""
+        """Return whether, in Kafka Streams, an input's rows come from another task."""
         if taken.is_from_another_task is not None:
             return taken.is_from_another_task
         return taken.is_repartitioned(rekeyed=self.scopes.after(taken.parent).rekeyed)
@@ -287,7 +288,7 @@ class StagePlanner:
         if not node.may_be_chained:
             return None
         (before,) = node.parents
-        # A chained operator uses the stream time of the operator before it.
+        # A chained operator uses the stream time of the previous operator.
         if not before.lends_stream_time:
             return None
         for operator in self.operators:
@@ -314,8 +315,8 @@ class StagePlanner:
     ) -> Edge:
         """Return the edge of an input of a node.
 
-        `before` is the scope after the input's parent. `functions` are those of an aggregate, whose
-        arguments the edge has.
+        `before` is the scope after the input's parent. `functions` are an aggregate's functions,
+        whose arguments are the edge's values.
         """
         scope, sqls = self._guarded(node, taken, before, functions)
         own_key = self.columns.read(before, "_key")
@@ -365,7 +366,8 @@ class StagePlanner:
     ) -> tuple[Scope, dict[str, str]]:
         """Compute an edge's expressions.
 
-        Returns the scope of the rows for which none fails, and their SQL by name.
+        Returns the scope of the rows for which no expression fails, and the expressions' SQL by
+        name.
         """
         texts: dict[str, str] = {}
         if taken.key is not None:
@@ -385,7 +387,7 @@ class StagePlanner:
         own_key: str,
         sqls: Mapping[str, str],
     ) -> str | None:
-        """Return SQL of the column `foreign` of an edge; None for an edge without this column.
+        """Return SQL for an edge's column `foreign`; None if the edge has no such column.
 
         `sqls` has the SQL of the edge's expressions by name.
         """
@@ -409,18 +411,18 @@ class StagePlanner:
         sqls: Mapping[str, str],
         functions: Sequence[AggregateFunction],
     ) -> _Content:
-        """Return what the rows of an edge contain."""
+        """Return the contents of an edge's rows."""
         is_null, unchanged_result = self.columns.read_null(scope), scope.unchanged_result
         if taken.value is not None:
-            # If the new value is null, it deletes a row.
+            # If the new value is null, the change deletes a row.
             value = sqls[taken.value]
             is_scalar = node.result_shape.scalar
             return _Content((value,), f"({is_null} OR {value} IS NULL)", is_scalar)
         if taken.is_passed_on and not scope.scalar and unchanged_result is None:
             return _Content((), is_null, scope.scalar)
         if COGROUPED <= taken.side < READ:
-            # Windows also aggregate null values. The edge therefore carries an object with the
-            # number of the record's stream and its value, which may be null.
+            # Windows also aggregate null values. The edge therefore has an object with the number
+            # of the record's stream, and the record's value, which may be null.
             return self._cogrouped_content(taken, scope, sqls, functions)
         if taken.has_arguments:
             return _Content(_argument_sqls(sqls, functions), is_null, scope.scalar)
@@ -452,7 +454,7 @@ class StagePlanner:
         return _Content(tuple(arguments), null_of_row, scope.scalar)
 
     def _scope_into(self, node: nodes.Node, taken: nodes.Input, scope: Scope) -> Scope:
-        """Return the scope, with the path that its rows have on their way into a node's input."""
+        """Return the scope, with the path of its rows up to a node's input."""
         if taken.reads_store:
             return replace(scope, path=self._path_into_store(scope, taken.parent))
         # An edge into the node's own store is not counted as a branch.
@@ -463,8 +465,8 @@ class StagePlanner:
     def _path_into_store(self, scope: Scope, table: nodes.Node) -> tuple[str, ...]:
         """Return the path of rows that a node reads from a table's store. `scope`: after the table.
 
-        In Kafka Streams, the store is updated before the change goes to any step after the table,
-        but after the steps that were declared before the store.
+        In Kafka Streams, the store is updated after the steps that were declared before the store,
+        but before the change goes to any step after the table.
         """
         table = nodes.table_of_rows(table)
         if isinstance(table, nodes.ToTable):
@@ -478,8 +480,8 @@ class StagePlanner:
         passed = self.columns.row_condition(self._edge_scopes[edge.column])
         if edge.takes_latest:
             passed += f" AND output = {literal(DEFAULT_OUTPUT)}"
-        # Operators send a table's old value as a row of its own, which
-        # only some of the next steps take.
+        # Operators send a table's old value as a separate row, which only some of the next steps
+        # take.
         if edge.stage and not edge.has_old_values:
             passed += " AND NOT old"
         if edge.leaves_out_nulls:
@@ -514,10 +516,10 @@ class StagePlanner:
 
 @dataclass(frozen=True)
 class _Content:
-    """What the rows of an edge contain: see the fields of `Edge` with these names."""
+    """The contents of an edge's rows: see the fields of `Edge` with these names."""
 
     values: tuple[str, ...]
-    """Empty if the values are added last, by `StagePlanner._add_values`."""
+    """Empty if `StagePlanner._add_values` adds the values later."""
     is_null: str
     scalar: bool
     unchanged_result: str | None = None
@@ -538,7 +540,7 @@ def _sends_old_values(pipeline: Graph, node: nodes.Node) -> bool:
 
 
 def _takes_latest(node: nodes.Node, taken: nodes.Input) -> bool:
-    """Return whether an edge omits a versioned table's updates before their key's latest update."""
+    """Return whether an edge omits a versioned table's updates that precede their key's latest."""
     if taken.parent.history is None:
         return False
     return taken.side == STORE or taken.is_copied or node.takes_latest

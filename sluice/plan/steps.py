@@ -61,7 +61,7 @@ class Source:
     step: int
     """The number of the source's step."""
     topic: str
-    """The topic's name; before a run has looked for the topics, the pattern."""
+    """The topic's name, or the pattern before a run has looked for the topics."""
     pattern: str | None
     """The pattern that the topic matches; None for a topic that the author has named."""
     most_topics: int
@@ -96,12 +96,12 @@ class Source:
 
     @property
     def keeps_nulls(self) -> bool:
-        """Whether records without a value go on, instead of becoming dead letters."""
+        """Whether records without a value are processed, instead of becoming dead letters."""
         return self.nulls == "keep"
 
     @property
     def is_bytes(self) -> bool:
-        """Whether the bytes of a record's value are the value."""
+        """Whether the value is the bytes of the record's value, without decoding."""
         return self.contract is not None and is_bytes(self.contract.value) and self.decode is None
 
     @property
@@ -118,7 +118,10 @@ class Source:
 
 @dataclass(frozen=True)
 class GlobalTableInput:
-    """A global table. Its latest values form a separate group, which every worker has in full."""
+    """A global table. Its latest values form a separate group.
+
+    Every worker has all rows of this group.
+    """
 
     source: Source
     group: int
@@ -131,7 +134,10 @@ class GlobalTableInput:
 
 @dataclass(frozen=True)
 class Expectation:
-    """A condition that most records of a batch keep. `passed` and `broken` are names of columns."""
+    """A condition that most records of a batch must meet.
+
+    `passed` and `broken` are column names.
+    """
 
     number: int
     name: str
@@ -143,12 +149,12 @@ class Expectation:
 
     @property
     def passed(self) -> str:
-        """Return the name of the column that says whether a record reaches the expectation."""
+        """Return the name of the column that tells whether a record reaches the expectation."""
         return f"e{self.number}"
 
     @property
     def broken(self) -> str:
-        """Return the name of the column that says whether a record breaks the expectation."""
+        """Return the name of the column that tells whether a record breaks the expectation."""
         return f"e{self.number}_broken"
 
     @property
@@ -187,17 +193,20 @@ class Sink:
     """The fields of a table's rows, each with its Spark SQL type, or an empty string if the type is
     unknown."""
     scalar: bool = False
-    """Whether the value is not an object. It is then the only column besides the columns that
-    identify the row."""
+    """Whether the value is not an object. The value is then the only column besides the columns
+    that identify the row."""
 
     @property
     def appends(self) -> bool:
-        """Whether each record is a row of a table, identified by the record's position."""
+        """Whether each record appends a row to a table.
+
+        The record's position identifies the row.
+        """
         return self.table is not None and self.table.key is None
 
     @property
     def passed(self) -> str:
-        """The name of the column that says whether the record is written."""
+        """The name of the column that tells whether the record is written."""
         return f"o{self.number}"
 
     @property
@@ -222,4 +231,5 @@ class PythonFunction:
     """The type of the value passed to the function; None for plain JSON data."""
     returns: Reference | None
     batch: FunctionBatch | None = None
-    """How one call takes many values; None for a function of one value."""
+    """How many values one call of the function takes, and in which form; None for a function of one
+    value."""

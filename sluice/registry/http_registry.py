@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient
 
 _NOT_FOUND = range(40_400, 40_500)
-"""The registry's codes of a subject, a version or a schema that it does not have. A wrong address
-has another code."""
+"""The registry's error codes for an unknown subject, version or schema. A wrong address gives other
+codes."""
 _INVALID = (422, 409)
 _PATIENCE = {"timeout": 10, "max.retries": 3, "retries.wait.ms": 500, "retries.max.wait.ms": 2_000}
-"""How long the client tries before the registry counts as away. A setting replaces them."""
+"""How long the client tries before it raises RegistryAway. The user's settings take precedence."""
 _NUMBERS = (*_PATIENCE, "cache.capacity", "cache.latest.ttl.sec")
 _PREFIX_OF_CONTEXT = ":."
 
@@ -77,7 +77,7 @@ class HttpRegistry:
             with self._errors() as client:
                 return bool(client.test_compatibility(subject, _as_sent(text, kind)))
         except UnknownSchemaError:
-            # A subject without versions takes every schema.
+            # A subject without versions accepts every schema.
             return True
 
     @contextmanager
@@ -98,7 +98,7 @@ class HttpRegistry:
 
 
 NO_REGISTRY = HttpRegistry({})
-"""Raises SettingsError when it is asked."""
+"""Stands for a missing registry. Raises SettingsError when it is used."""
 
 _Frozen = tuple[tuple[str, str], ...]
 
@@ -139,7 +139,7 @@ def _client(frozen: _Frozen) -> SchemaRegistryClient:
 
 @cache
 def _schema(frozen: _Frozen, ref: SchemaRef, context: str) -> RegisteredSchema:
-    """Return a schema, with one of its subjects for messages."""
+    """Return a schema. It includes one of its subjects, for messages."""
     with registry_errors(dict(frozen)):
         client = _client(frozen)
         if isinstance(ref, UUID):
@@ -158,7 +158,7 @@ def _registered(
     version: int = 0,
     guid: str = "",
 ) -> RegisteredSchema:
-    """Return a schema of the registry's client as Sluice's, with its references."""
+    """Convert a schema of Confluent's client to Sluice's type, with its references."""
     return RegisteredSchema(
         id=schema_id,
         text=found.schema_str,
@@ -171,16 +171,16 @@ def _registered(
 
 
 def _place(client: SchemaRegistryClient, schema_id: int, context: str) -> tuple[str, int]:
-    """Return a subject and a version of a schema, as far as the registry says them."""
+    """Return a subject and a version that have the schema; empty and 0 if they are unknown."""
     try:
         places = client.get_schema_versions(schema_id, subject_name=context or None)
         return (places[0].subject or "", places[0].version or 0) if places else ("", 0)
-    except Exception:  # messages only become less exact
+    except Exception:  # Without them, messages are only less exact.
         return "", 0
 
 
 def _references(client: SchemaRegistryClient, schema: Any) -> tuple[ReferredSchema, ...]:
-    """Return the schemas to which a schema refers, each once and after its own references."""
+    """Return the schemas to which a schema refers. Each occurs once, after its own references."""
     referred: dict[ReferredSchema, None] = {}
     for reference in schema.references or ():
         found: Any = client.get_version(reference.subject, reference.version).schema
@@ -196,13 +196,13 @@ def _as_sent(text: str, kind: SchemaKind) -> Any:
 
 
 def _context(subject: str) -> str:
-    """Return the subject if it names a context, such as `:.eu:orders-value`."""
+    """Return the subject if it is in a named context, such as `:.eu:orders-value`."""
     return subject if subject.startswith(_PREFIX_OF_CONTEXT) else ""
 
 
 @contextmanager
 def registry_errors(settings: Mapping[str, str]) -> Iterator[None]:
-    """Raise UnknownSchemaError, Refused or RegistryAway for an error of the registry's client."""
+    """Turn an error of Confluent's client into UnknownSchemaError, Refused or RegistryAway."""
     try:
         yield
     except (UnknownSchemaError, SettingsError, RegistryAway):

@@ -14,7 +14,7 @@ _IN_MEMORY: dict[str, MemoryRegistry] = {}
 
 
 def registry_of(settings: Mapping[str, str]) -> Registry:
-    """Return the registry with these settings. It is asked only when a schema is needed."""
+    """Return the registry with these settings. It gets no request until a schema is needed."""
     url = settings.get("url", "")
     if url.startswith(MEMORY):
         return _IN_MEMORY.setdefault(url, MemoryRegistry())
@@ -22,7 +22,7 @@ def registry_of(settings: Mapping[str, str]) -> Registry:
 
 
 def memory_registry(url: str) -> MemoryRegistry:
-    """Return the registry of a test, which is made by the first call."""
+    """Return the registry of a test. The first call creates the registry."""
     return _IN_MEMORY.setdefault(url, MemoryRegistry())
 
 

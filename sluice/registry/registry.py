@@ -1,4 +1,4 @@
-"""What Sluice asks of a schema registry."""
+"""The operations that Sluice needs from a schema registry."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class UnknownSchemaError(LookupError):
 class Registry(Protocol):
     """A schema registry.
 
-    All methods raise RegistryAway if the registry does not answer or refuses to.
+    All methods raise RegistryAway if the registry does not answer, or refuses to.
     """
 
     def schema(self, ref: SchemaRef, subject: str = "") -> RegisteredSchema:
@@ -43,4 +43,4 @@ class Registry(Protocol):
         """
 
     def is_compatible(self, subject: str, text: str, kind: SchemaKind) -> bool:
-        """Return whether a schema may become the next version of a subject, by its own rules."""
+        """Return whether a schema may become a subject's next version, by the subject's rules."""

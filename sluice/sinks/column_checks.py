@@ -1,4 +1,4 @@
-"""Checks that a record's value fits the type of a column, without rounding or shortening.
+"""Checks that a record's value fits the type of a column without being rounded or truncated.
 
 Values are decoded JSON with numbers as `int` or `Decimal`. Each check returns the value to store,
 and raises ValueError with the reason if the value does not fit.
@@ -22,12 +22,12 @@ decode = msgspec.json.Decoder(float_hook=Decimal).decode
 """Decodes JSON without losing digits of its numbers."""
 
 _NANOSECONDS = re.compile(r"[.,]\d{6}\d*[1-9]")
-"""A fraction of a second that Python's `datetime` shortens."""
+"""Matches a fraction of a second that Python's `datetime` would truncate."""
 
 
 @contextmanager
 def naming_column(name: str, type_: str, json: bytes) -> Iterator[None]:
-    """Add the column and the value to the errors of checks."""
+    """Add the column and the value to the error that a check raises."""
     try:
         yield
     except (ValueError, OverflowError, InvalidOperation) as error:
@@ -73,24 +73,27 @@ def to_decimal(value: Any, precision: int, scale: int) -> Decimal:
         raise ValueError(f"has more than {scale} decimal places")
     if held.adjusted() >= precision - scale:
         raise ValueError("is out of range")
-    # Arrow counts zeros at the end as digits, and rejects a number with too many digits, so such
-    # zeros are removed.
+    # Remove trailing zeros, because Arrow counts them as digits, and rejects a number with too many
+    # digits.
     return Decimal((sign, digits[: len(digits) - zeros], exponent + zeros))
 
 
 def to_double(value: Any) -> float:
-    """Return a number that a float of 64 bits can hold."""
+    """Return a number as a float of 64 bits.
+
+    Raises ValueError if it is out of range, or an integer that would lose digits.
+    """
     held = float(to_number(value))
     if math.isinf(held) or (held == 0 and value != 0):
         raise ValueError("is out of range")
-    # An integer field may have a number with more digits than a float holds.
+    # An integer may have more digits than a float can hold.
     if type(value) is int and int(held) != value:
         raise ValueError("has too many digits")
     return held
 
 
 def to_single(value: Any) -> float:
-    """Return a number that a float of 32 bits can hold."""
+    """Return a number that fits a float of 32 bits."""
     held = to_double(value)
     if math.isfinite(held) and held != 0:
         # A larger number would become infinite in 32 bits, and a smaller number would become 0.
@@ -116,7 +119,7 @@ def to_text(value: Any) -> str:
 
 
 def to_timestamp(value: Any, *, has_zone: bool) -> datetime:
-    """Return a moment, with `has_zone` in the time zone UTC, and otherwise without a time zone.
+    """Return a time, in UTC with `has_zone`, and otherwise without a time zone.
 
     A value with a zone is converted to UTC.
     """

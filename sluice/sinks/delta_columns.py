@@ -1,4 +1,4 @@
-"""The columns of a Delta Lake table, as Arrow types, and the encoding of JSON values for them."""
+"""The columns of a Delta Lake table, as Arrow types. Encodes JSON values for them."""
 
 from __future__ import annotations
 
@@ -91,14 +91,17 @@ class DeltaColumn:
 
     @property
     def type(self) -> str:
-        """The type, for messages: Spark SQL's name, or Arrow's name for a nested type."""
+        """The type's name for messages: Spark SQL's, or for a nested type, Arrow's."""
         if self.most is not None:
             return f"VARCHAR({self.most})"
         return _SPARK.get(self.arrow, str(self.arrow).replace("decimal128", "DECIMAL"))
 
     @property
     def is_text(self) -> bool:
-        """Whether this is a text column. A key that is a number is written to it as text."""
+        """Whether this is a text column.
+
+        A key that is a number is written to this column as text.
+        """
         return kind_of(self.arrow) == "text"
 
     def encode(self, json: bytes) -> Any:
@@ -173,7 +176,7 @@ def _of(type_: type, value: Any, description: str) -> Any:
 
 
 def _struct(encoders: dict[str, Callable[[Any], Any]], value: dict[str, Any]) -> dict[str, Any]:
-    # Without this check, the value of a field that the column does not have would be lost.
+    # Without this check, values of fields that the column lacks would be lost.
     unknown = value.keys() - encoders.keys()
     if unknown:
         raise ValueError(f"has a field {min(unknown)}, which the column does not have")

@@ -46,26 +46,26 @@ log = structlog.get_logger()
 WRITER = "sluice.writer"
 """The table property with the pipeline that writes the table."""
 ACCEPTED = "sluice.accept_gap"
-"""The table property with a snapshot's id. A user sets it to accept that rows up to this snapshot
-are missing."""
+"""The table property with a snapshot's id. A user sets this property to accept that rows up to this
+snapshot are missing."""
 
 _EPOCH, _NONCE = 40, 24
-"""The positions of the lowest bit of the epoch, and of the random number, in a version."""
+"""The positions, in a version, of the lowest bits of the epoch and of the random number."""
 _CONF = "spark.databricks.delta."
 _VERSION = f"{_CONF}write.txnVersion"
 _DELETED = "sluice_deleted"
 _HISTORY = 100
-"""How many of the table's newest commits a run searches for the last commit by Sluice."""
+"""How many of the table's newest commits a run searches to find Sluice's last commit."""
 _ATTEMPTS = 3
 _CONFLICTS = ("DELTA_CONCURRENT", "DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED")
 _ROWS_PER_FILE = 500_000
 _SQL_TYPE = "__CHAR_VARCHAR_TYPE_STRING"
-"""The entry of a column's metadata with the declared type, VARCHAR or CHAR. In Spark's schema, such
-a column has the type STRING."""
+"""The key in a column's metadata of the declared type, VARCHAR or CHAR. In Spark's schema, such a
+column has the type STRING."""
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """The table's last batch after a commit, and whether rows of later batches may be there."""
+    """The table's last batch as of a commit, and whether rows of later batches may be there."""
 
     pipeline: str
     snapshot: str | None = None
@@ -151,7 +151,7 @@ def _application(pipeline: str) -> str:
 
 @dataclass
 class DeltaSink:
-    """Writes batches to a Delta table, as `TableSink` promises: each batch once."""
+    """Writes batches to a Delta table, each batch exactly once (see `TableSink`)."""
 
     spark: SparkSession
     pipeline: str
@@ -160,7 +160,7 @@ class DeltaSink:
     version: int = -1
     """The version of this writer's last commit."""
     formerly: Sequence[str] = ()
-    """The former names of the pipeline. The pipeline continues their commits."""
+    """The former names of the pipeline, whose commits it continues."""
     state: State = field(init=False)
 
     def __post_init__(self) -> None:
@@ -180,8 +180,8 @@ class DeltaSink:
                 self._create()
             self.columns = {target.output: self._require_fitting_columns()}
             self._claim()
-            # The version is negative until this pipeline has written the table.
-            # The last commit's metadata names the table's last batch.
+            # The version is negative before this pipeline first writes the table. The last commit's
+            # metadata names the table's last batch.
             version, state = self._committed_version(), self._last_state()
             if published is not None:
                 self._require_complete(published, version, state)
@@ -218,10 +218,10 @@ class DeltaSink:
             raise error
 
     def _is_before(self, newest: BatchId, published: Published) -> bool:
-        """Return whether the table's newest batch is older than the published batch."""
+        """Return whether the table's newest batch is older than the batch published last."""
         if newest.generation == published.batch.generation:
             return newest.number < published.batch.number
-        # A rebuild numbers the batches of a new generation anew and writes no rows, so only a batch
+        # A rebuild renumbers the batches in a new generation and writes no rows. So only a batch
         # that a run has written can be compared with a batch of an earlier generation.
         is_written = published.is_written and self.target.output in published.outputs
         return is_written and newest.generation < published.batch.generation
@@ -269,11 +269,10 @@ class DeltaSink:
     def _commit(self, version: int, state: State, rows: Rows | None, *, pipeline: str = "") -> None:
         """Commit a batch's rows.
 
-        Without rows, the commit only takes over the table from the last writer. `pipeline` is a
-        former name, under which a driver may still write.
-
-        Raises LeaseError if another driver has taken over. A commit that conflicts with a commit of
-        another program, such as `OPTIMIZE`, is repeated.
+        If `rows` is None, the commit only takes over the table from the last writer. `pipeline` is
+        a former name, under which a driver may still write. Raises LeaseError if another driver has
+        taken over. A commit that conflicts with a commit of another program, such as `OPTIMIZE`, is
+        repeated.
         """
         for attempt in range(1, _ATTEMPTS + 1):
             failure: Exception | None = None
@@ -284,7 +283,7 @@ class DeltaSink:
                 failure = error
             with self._errors("Writing"):
                 committed = self._version_of(pipeline or self.pipeline)
-            # A commit counts even if something failed after it.
+            # If this version is committed, ignore a failure that came afterwards.
             if committed == version:
                 self.version, self.state = version, state
                 return
@@ -294,8 +293,8 @@ class DeltaSink:
                     f"{self.target.output}: another driver has begun to write it.",
                     next_step="Wait until the other driver has finished.",
                 )
-            # Delta Lake skips a commit without an error if the version is too low, so `failure`
-            # may be None.
+            # `failure` may be None, because Delta Lake skips a commit without an error if the
+            # version is too low.
             is_conflict = any(conflict in str(failure) for conflict in _CONFLICTS)
             if attempt == _ATTEMPTS or not is_conflict:
                 raise EngineError(
@@ -312,8 +311,8 @@ class DeltaSink:
     def _change(self, rows: Rows | None) -> None:
         columns = self.columns[self.target.output]
         identity = [*self.target.identity]
-        # Rows without a key are appended, which is faster than a merge. After a restore or a
-        # rebuild, they are merged, because some of them may be in the table already.
+        # Append rows without a key, because this is faster than a merge. After a restore or a
+        # rebuild, merge them, because some of them may already be in the table.
         may_replace = self.target.table.key is not None or self.state.may_repeat
         if rows is not None and rows.count and may_replace:
             self._merge(rows, columns, identity)
@@ -335,8 +334,8 @@ class DeltaSink:
             source.append((*row, False))
         for row in rows.deleted:
             source.append((*row, *missing, True))
-        # With bounds, Delta Lake skips each file whose statistics show that all its keys or
-        # positions are outside.
+        # Given bounds, Delta Lake skips each file whose statistics show that all its keys or
+        # positions are outside the bounds.
         bounded = "_offset"
         if self.target.table.key is not None:
             bounded = identity[0]
@@ -345,11 +344,11 @@ class DeltaSink:
         least, most = _literal(min(values)), _literal(max(values))
         conditions.append(f"t.{backticked(bounded)} BETWEEN {least} AND {most}")
         clauses = []
-        # Appended rows have no key. If the table has such a row already, the row stays as it is.
+        # Appended rows have no key. If such a row is already in the table, keep it unchanged.
         if self.target.table.key is not None:
             clauses.append(f"WHEN MATCHED AND s.{_DELETED} THEN DELETE")
             changes = [*map(_equal, names[len(identity) :])]
-            # If the key is the table's only column, there is nothing to change.
+            # If the key is the table's only column, an existing row needs no update.
             if changes:
                 clauses.append(f"WHEN MATCHED THEN UPDATE SET {', '.join(changes)}")
         listed = [*map(backticked, names)]
@@ -398,7 +397,7 @@ class DeltaSink:
         condition = "true"
         if published is not None:
             # The rows of timers have no topic, and their positions do not show which batch wrote
-            # them. Each of them therefore counts as later.
+            # them. So count each of them as later.
             later = ["(_topic = '')"]
             for topic, ends in published.positions.items():
                 of_topic = f"_topic = {literal(topic)}"
@@ -474,7 +473,7 @@ class DeltaSink:
         return tuple(columns)
 
     def _claim(self) -> None:
-        """Note in the table that this pipeline writes it.
+        """Record in the table that this pipeline writes it.
 
         Raises EngineError if another pipeline writes it.
         """
@@ -507,7 +506,7 @@ class DeltaSink:
         """Return the state after the pipeline's last commit, if it is one of the newest commits."""
         commits = self.spark.sql(f"DESCRIBE HISTORY {self._table} LIMIT {_HISTORY}")
         for (metadata,) in commits.select("userMetadata").collect():
-            # Other programs commit too, without metadata or with metadata of their own.
+            # Other programs commit, too, without metadata or with other metadata.
             try:
                 state = msgspec.json.decode(metadata or "", type=_Commit).sluice
             except msgspec.DecodeError:
@@ -521,7 +520,8 @@ class DeltaSink:
     def _committed_version(self) -> int:
         """Return the version of the pipeline's last commit, -1 before the first.
 
-        With former names, the highest version counts, because each name has versions of its own.
+        If the pipeline has former names, the highest version counts, because each name has its own
+        versions.
         """
         return max(map(self._version_of, (self.pipeline, *self.formerly)))
 
@@ -539,7 +539,7 @@ class DeltaSink:
         return str(value.get())
 
     def _snapshot(self) -> Any:
-        """Return the table's newest snapshot."""
+        """Return the newest snapshot of the Delta table."""
         none = self._jvm("scala.Option").empty()
         delta_log = self._jvm("org.apache.spark.sql.delta.DeltaLog").forTable(
             self._session,
@@ -558,8 +558,8 @@ class DeltaSink:
     def _jvm(self, name: str) -> Any:
         """Return a class of the JVM.
 
-        It is looked up by its whole name, because py4j would search all jars for each part of a
-        dotted path.
+        Looks it up by its full name, because py4j would search all jars for each part of a dotted
+        path.
         """
         return getattr(self.spark.sparkContext._jvm, name)
 
@@ -585,7 +585,7 @@ _NEXT_STEP = (
 def _written_type(column: StructField) -> pa.DataType | None:
     """Return the Arrow type of a column's values; None if Sluice cannot write them."""
     # Sluice cannot check the length of a VARCHAR or CHAR within a nested type, so it does not write
-    # a column with such a type.
+    # columns of such types.
     if _SQL_TYPE in column.metadata and _max_length(column) is None:
         return None
     try:
@@ -611,7 +611,7 @@ def _can_be_written(arrow: pa.DataType) -> bool:
 
 
 def _max_length(column: StructField) -> int | None:
-    """Return the largest number of characters of a VARCHAR or CHAR, None for other types."""
+    """Return the largest number of characters of a VARCHAR or CHAR, or None for other types."""
     declared = re.fullmatch(r"(?:var)?char\((\d+)\)", str(column.metadata.get(_SQL_TYPE, "")))
     if declared is None:
         return None
@@ -619,7 +619,7 @@ def _max_length(column: StructField) -> int | None:
 
 
 def _tells_keys_apart(column: StructField) -> bool:
-    """Return whether different keys always become different values of a column."""
+    """Return whether different keys always become different values in a column."""
     # Spark pads a CHAR with spaces, so `a` and `a ` become equal.
     if str(column.metadata.get(_SQL_TYPE, "")).startswith("char("):
         return False
@@ -628,7 +628,7 @@ def _tells_keys_apart(column: StructField) -> bool:
 
 
 def _equal(column: str) -> str:
-    """Return SQL that compares a column of the table `t` with the column of the rows `s`.
+    """Return SQL that compares a column of the table `t` with the same column of the rows `s`.
 
     In an UPDATE, the same SQL assigns the row's value to the table's column.
     """

@@ -1,4 +1,4 @@
-"""The columns of a PostgreSQL table: their types, and the encoding of JSON values as texts."""
+"""The columns of a PostgreSQL table, and their types. Encodes JSON values as texts."""
 
 from __future__ import annotations
 
@@ -65,12 +65,13 @@ _FOLDED = {
     "money",
     "xml",
 }
-"""Types whose values can be equal although their texts differ, or cannot be compared at all."""
+"""Types whose values may be equal although their texts differ, and types whose values cannot be
+compared."""
 _ROUNDED = {"time without time zone", "time with time zone", "interval"}
-"""Types whose values Sluice passes on as text, and which PostgreSQL rounds if the type has a
+"""Types whose values Sluice passes on as text. PostgreSQL rounds them if the column's type has a
 precision."""
 _NO_TEXT = {*_WHOLE, *_TIMES, "boolean", "date", "bytea", *_JSON}
-"""Types that a field of type STRING does not fit."""
+"""Types that do not fit a field of type STRING."""
 
 _NUL = "\0"
 
@@ -102,7 +103,7 @@ def fits(spark: str, postgres: str) -> bool:
 def tells_keys_apart(postgres: str) -> bool:
     """Return whether different keys are always different values of a type.
 
-    Only then does each key have a row of its own.
+    Only then does each key have its own row.
     """
     return _without_parameters(postgres) not in _FOLDED
 
@@ -113,7 +114,7 @@ def _without_parameters(kind: str) -> str:
 
 @dataclass(frozen=True)
 class PostgresColumn:
-    """A column, with its type as PostgreSQL's `format_type` shows it.
+    """A column, with its type in the form of PostgreSQL's `format_type`.
 
     Implements `Column`: the encoded values are texts for COPY.
     """
@@ -121,13 +122,16 @@ class PostgresColumn:
     name: str
     type: str
     is_key: bool = False
-    """Whether the column identifies a row, so that different values must stay different."""
+    """Whether the column identifies a row. Then, different values must stay different."""
     required: bool = False
     """Whether the column is NOT NULL."""
 
     @property
     def is_text(self) -> bool:
-        """Whether this is a text column. A key that is a number is written to it as text."""
+        """Whether this is a text column.
+
+        A key that is a number is written to this column as text.
+        """
         return self.type.startswith(("text", "char"))
 
     def encode(self, json: bytes) -> str | None:
@@ -152,7 +156,7 @@ class PostgresColumn:
             return lambda value, _: _numeric(value, *limits)
         if kind in _TEXTS:
             most = limits[0] if limits else None
-            # The type "character" without a length is one character.
+            # The type "character" without a length has the length 1.
             if most is None and kind == "character":
                 most = 1
             return lambda value, _: _text(value, most, keeps_blanks=kind != "character")
@@ -198,19 +202,19 @@ def _json(_: Any, json: bytes) -> str:
 
 def _uuid(value: Any, *, only_canonical: bool) -> str:
     text = str(UUID(_text(value, None)))
-    # Two spellings of a UUID are two keys for Sluice, but the same key for PostgreSQL.
+    # Sluice takes two spellings of a UUID for two keys, but PostgreSQL takes them for one.
     if only_canonical and text != value:
         raise ValueError(f"is not written as {text}")
     return text
 
 
 def _as_is(value: Any, json: bytes) -> str:
-    """Return the text for any other type, such as an enum, which only PostgreSQL can check."""
+    """Return the text for other types, such as enums, which only PostgreSQL can check."""
     return _text(value, None) if isinstance(value, str) else json.decode()
 
 
 def _digits(value: Any, checked: float) -> str:
-    """Return a number's digits as they were written, rather than those of the float `checked`."""
+    """Return a number's original digits, rather than those of the float `checked`."""
     return str(value)
 
 

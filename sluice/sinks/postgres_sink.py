@@ -2,7 +2,7 @@
 
 The table `sluice_batches` in the connection's default schema has a row per pipeline: the writer's
 epoch, and the last batch with its numbers of rows. Every transaction updates this row. The row also
-lists the pipeline's tables, so that no other pipeline writes to them.
+lists the pipeline's tables: no other pipeline may write to them.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _SETTINGS = {
     **SESSION,
     "lock_timeout": "60s",
     "timezone": "UTC",
-    # PostgreSQL ends the transaction of a driver that was paused while it held locks, before others
-    # give up waiting.
+    # If a driver is paused while it holds locks, PostgreSQL must end its transaction before other
+    # drivers give up waiting.
     "idle_in_transaction_session_timeout": "30s",
 }
 _NO_TABLES = {"v": "view", "m": "materialized view", "f": "foreign table"}
@@ -57,7 +57,7 @@ class PostgresTarget(Target):
 
     @property
     def created(self) -> dict[str, str]:
-        """The columns with the PostgreSQL types with which Sluice would create them.
+        """The columns with the PostgreSQL types that Sluice would give them.
 
         An unknown type is an empty text.
         """
@@ -81,8 +81,8 @@ class PostgresTarget(Target):
 class PostgresTables:
     """The tables of one database to which a pipeline writes.
 
-    Implements `TableSink`. Each call opens a connection of its own, so that no connection is open
-    between batches.
+    Implements `TableSink`. Each call opens its own connection. Between batches, no connection is
+    open.
     """
 
     connection: str
@@ -92,16 +92,17 @@ class PostgresTables:
     epoch: int = 0
     columns: Mapping[str, tuple[PostgresColumn, ...]] = field(default_factory=dict)
     formerly: Sequence[str] = ()
-    """The former names of the pipeline. Their row becomes the row of the pipeline."""
+    """The former names of the pipeline. The row of a former name becomes the row of the
+    pipeline."""
     _newest: BatchId | None = field(default=None, init=False)
-    """The database's last batch, as this writer has found or written it."""
+    """The database's last batch, as this writer has read it or written it last."""
 
     def begin(self, published: Published | None) -> None:
         """Create or check the tables, and fence off earlier writers.
 
         Raises EngineError if another pipeline writes one of the tables.
         """
-        # `fence` has a transaction of its own, which ends at once. An earlier writer that waits for
+        # `fence` uses a separate transaction, which ends at once. An earlier writer that waits for
         # the pipeline's row therefore fails before the checks below have ended.
         self.fence()
         with self._transaction("Checking the tables") as database:
@@ -117,14 +118,14 @@ class PostgresTables:
             raise self._incomplete_error(published.batch, "the pipeline ran without these tables")
 
     def _lacks(self, published: Published) -> bool:
-        """Return whether the database's last batch is older than the published batch."""
+        """Return whether the database's last batch is older than the batch published last."""
         outputs = {target.output for target in self.targets}
         has_tables = not published.outputs.isdisjoint(outputs)
         if self._newest is None:
             return has_tables
         if self._newest.generation == published.batch.generation:
             return self._newest.number < published.batch.number
-        # A rebuild numbers the batches of a new generation anew and writes no rows, so its batches
+        # A rebuild renumbers the batches in a new generation and writes no rows. So its batches
         # cannot be compared with those of an earlier generation. A batch that a run has written is
         # in the database, unless its tables were added to the pipeline later.
         is_written = published.is_written and has_tables
@@ -149,12 +150,12 @@ class PostgresTables:
         )
 
     def _claim(self, database: psycopg.Connection) -> None:
-        """Note the pipeline's tables.
+        """Record the pipeline's tables in the database.
 
         Raises EngineError if two outputs or two pipelines write to the same table.
         """
-        # This lock lets pipelines begin one after the other. If two began at the same time, neither
-        # would see the tables that the other one notes.
+        # This lock makes pipelines begin one after the other. If two began at the same time,
+        # neither would see the tables that the other records.
         database.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [BATCHES])
         writers: dict[str, PostgresTarget] = {}
         for target in self.targets:
@@ -190,7 +191,7 @@ class PostgresTables:
         )
 
     def fence(self) -> None:
-        """Take the next epoch, so that earlier writers can no longer commit."""
+        """Take the next epoch. Earlier writers can then no longer commit."""
         with self._transaction("Taking over the tables") as database:
             if database.execute("SELECT to_regclass(%s)", [BATCHES]).fetchone() == (None,):
                 database.execute(_CREATE_BATCHES)
@@ -201,7 +202,7 @@ class PostgresTables:
                     next_step=f"Drop it: DROP TABLE {BATCHES}. The next runs write all rows again.",
                 )
             if self.formerly:
-                # The row is renamed, so a driver that knows the former name finds no row.
+                # Rename the row: a driver with the former name then finds no row.
                 database.execute(
                     SQL(
                         "UPDATE {0} SET pipeline = %s WHERE pipeline = ANY(%s) "
@@ -222,31 +223,31 @@ class PostgresTables:
             )
 
     def write(self, batch: BatchId, rows: Mapping[str, Rows]) -> dict[str, int]:
-        """Write a batch's rows, which are given by output.
+        """Write a batch's rows. `rows`: output → its rows.
 
         Returns the number of rows written and deleted per output.
         """
         with self._transaction("Writing the tables") as database:
             newest, written = self._newest_batch(database)
             self._require_unchanged(newest)
-            # If the database's last batch is this batch, the driver that wrote it has ended before
-            # the snapshot was published.
+            # If the database's last batch is this batch, the driver that wrote it ended before it
+            # published the snapshot.
             if newest != batch:
                 written = {}
             now = {target.output: written_rows(rows[target.output]) for target in self.targets}
             self._require_same(batch, written, now)
-            # The rows are copied to temporary tables before the pipeline's row is locked, so a
-            # driver that is paused here does not block other drivers.
+            # Copy the rows to temporary tables before locking the pipeline's row. A driver that is
+            # paused here then does not block other drivers.
             merges: list[Composed] = []
             for number, target in enumerate(self.targets):
                 if target.output not in written:
                     merges += self._copy_rows(database, number, target, rows[target.output])
             # Ends this driver if another driver has taken over. Otherwise, locks the pipeline's
-            # row, so that no other driver can take over before this transaction has ended.
+            # row: no other driver can take over before this transaction has ended.
             self._require_epoch(database)
             for merge in merges:
                 database.execute(merge)
-            # Rows that were written before keep their counts.
+            # The counts of rows that were written before take precedence.
             now |= written
             database.execute(
                 SQL(
@@ -292,7 +293,7 @@ class PostgresTables:
     ) -> Iterator[Composed]:
         """Copy rows to temporary tables, and yield statements that merge these into the target."""
         columns = self.columns[target.output]
-        # The lock keeps the table's columns as they are until the transaction ends.
+        # The lock prevents changes of the table's columns until the transaction ends.
         database.execute(SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(target.name))
         if _require_fitting_columns(database, target) != columns:
             raise EngineError(
@@ -311,7 +312,7 @@ class PostgresTables:
                 new = Identifier(f"sluice_new_{number}")
                 _copy(database, new, target, names, rows.written)
                 changes = [*map(SQL("{0} = EXCLUDED.{0}").format, names[len(identity) :])]
-                # If all columns identify the row, an existing row is already the same.
+                # If all columns identify the row, an existing row is already equal.
                 action: Composable = SQL("NOTHING")
                 if changes:
                     action = SQL("UPDATE SET {}").format(_list(changes))
@@ -350,7 +351,10 @@ class PostgresTables:
             )
 
     def _locked_epoch(self, database: psycopg.Connection) -> int:
-        """Lock the pipeline's row until the transaction ends, and return its epoch, or 0."""
+        """Lock the pipeline's row until the transaction ends.
+
+        Return its epoch, or 0 without a row.
+        """
         row = database.execute(
             SQL("SELECT epoch FROM {} WHERE pipeline = %s FOR UPDATE").format(Identifier(BATCHES)),
             [self.pipeline],
@@ -363,8 +367,8 @@ class PostgresTables:
         try:
             with connect(self.url, application_name=f"sluice.{self.pipeline}") as database:
                 # The database's address may be that of a connection pooler, such as PgBouncer,
-                # which gives each transaction another connection. So nothing may outlast the
-                # transaction: neither settings nor prepared statements.
+                # which gives each transaction another connection. So neither settings nor prepared
+                # statements may outlast the transaction.
                 database.isolation_level = IsolationLevel.READ_COMMITTED
                 database.prepare_threshold = None
                 set_settings(database, _SETTINGS, of_transaction=True)
@@ -473,7 +477,7 @@ def _create(database: psycopg.Connection, target: PostgresTarget) -> None:
 
 
 class _TableColumn(NamedTuple):
-    """A column of a table as it is in the database."""
+    """The description of a table's column in the database."""
 
     type: str
     required: bool
@@ -481,9 +485,9 @@ class _TableColumn(NamedTuple):
     oid: int
     """PostgreSQL's number of the type."""
     is_exact: bool
-    """Whether different texts are never equal in the column's collation."""
+    """Whether the column's collation never treats different texts as equal."""
     is_filled: bool
-    """Whether PostgreSQL fills the column itself if a row has no value for it."""
+    """Whether PostgreSQL gives the column a value if a row has none for it."""
 
 
 def _require_fitting_columns(
@@ -551,13 +555,17 @@ def _problem_of_column(
     spark: str,
     column: _TableColumn,
 ) -> list[str]:
-    """Return why an existing column does not fit a field of this type: one reason, or none."""
+    """Return why an existing column does not fit a field of this type, as a list of one reason.
+
+    The list is empty if the column fits.
+    """
     declared = target.table.types.get(name)
     if declared is not None and not _is_type(database, declared, column.oid):
         return [f"the column {name} is {column.type}, not {declared}"]
     if not fits(spark, column.type):
         return [f"the column {name} is {column.type}, but the field is {spark}"]
-    # If two different keys were equal in the database, one key's row would replace the other's.
+    # If two different keys were equal in the database, the row of one would replace the row of the
+    # other.
     if name in target.identity and not (column.is_exact and tells_keys_apart(column.type)):
         table, identifier = target.name.as_string(database), Identifier(name).as_string()
         return [
@@ -568,7 +576,7 @@ def _problem_of_column(
 
 
 def _qualified(database: psycopg.Connection, target: PostgresTarget) -> str:
-    """Return an existing table's name with its schema, however the target writes the name."""
+    """Return an existing table's name with its schema, in the database's own spelling."""
     row = database.execute(
         "SELECT format('%%I.%%I', nspname, relname) FROM pg_class JOIN pg_namespace n ON n.oid = "
         "relnamespace WHERE pg_class.oid = to_regclass(%s)",

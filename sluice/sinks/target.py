@@ -1,4 +1,4 @@
-"""What the engine requires of the tables outside Kafka to which it writes a batch's rows."""
+"""The interface of tables outside Kafka to which the engine writes a batch's rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sluice.values.phrases import counted
 from sluice.values.sink_tables import OutputTable
 
 Row = tuple[Any, ...]
-"""The values of a row's columns, as its `Column`s encode them."""
+"""The values of a row's columns, as encoded by `Column.encode`."""
 
 
 class Column(Protocol):
@@ -30,7 +30,10 @@ class Column(Protocol):
 
     @property
     def is_text(self) -> bool:
-        """Whether this is a text column. A key that is a number is written to it as text."""
+        """Whether this is a text column.
+
+        A key that is a number is written to this column as text.
+        """
 
     def encode(self, json: bytes) -> Any:
         """Return the column's value for a JSON value.
@@ -62,8 +65,8 @@ class Target:
     def wanted(self) -> dict[str, str]:
         """The columns with their Spark SQL types. An unknown type is an empty text.
 
-        Columns that identify a row come first. The type of the key's column is unknown if the key
-        is not a field of the value, because the text of such a key may be a number.
+        Columns that identify a row come first. If the key is not a field of the value, the type of
+        its column is unknown, because the key's text may be a number.
         """
         fields = dict(self.fields)
         columns: dict[str, str] = {}
@@ -99,8 +102,7 @@ class BatchId(NamedTuple):
     generation: int
     number: int
     begun: int
-    """When the batch was planned, in epoch ms, so that a batch with other records has another
-    id."""
+    """When the batch was planned, epoch ms. A batch with other records therefore has another id."""
 
     @property
     def snapshot(self) -> str:
@@ -114,7 +116,7 @@ class Published:
 
     batch: BatchId
     outputs: AbstractSet[str]
-    """The outputs of the batch, including outputs to which it wrote no records."""
+    """The outputs of the batch, including those to which it wrote no records."""
     positions: Mapping[str, Mapping[str, int]]
     """Topic → partition as text → offset after the last record."""
     is_written: bool = True
@@ -125,7 +127,8 @@ class Published:
 class Written(msgspec.Struct, frozen=True):
     """The number and the checksum of a batch's records in a table or a topic.
 
-    When a batch is repeated, they are compared with the records that it would write now.
+    When a batch is repeated, they are compared with the records that the repeated batch would
+    write.
     """
 
     count: int
@@ -134,7 +137,7 @@ class Written(msgspec.Struct, frozen=True):
     is unknown."""
 
     def difference(self, output: str, now: Written) -> str:
-        """Describe how a repeated batch differs; an empty text if it does not differ."""
+        """Describe how a repeated batch differs. Return an empty text if it does not differ."""
         if self.count != now.count:
             return f"{output} got {counted(self.count, 'record')}, and would get {now.count:,} now"
         if self.checksum and now.checksum and self.checksum != now.checksum:
@@ -148,8 +151,8 @@ def written_rows(rows: Rows) -> Written:
     for row in rows.written:
         total += crc32(repr(row).encode())
     for row in rows.deleted:
-        # With the start value 1, a deleted row has another checksum than a written row with the
-        # same values.
+        # Because of the start value 1, a deleted row has another checksum than a written row with
+        # the same values.
         total += crc32(repr(row).encode(), 1)
     return Written(rows.count, f"{total:x}")
 
@@ -168,10 +171,10 @@ class TableSink(Protocol):
     counts that are stored with the id, without writing. It raises BatchDiffers if the rows differ
     from the written rows. Tables that were added to the pipeline in the meantime get their rows.
 
-    **Rebuilds.** A rebuild, a restore and a replay write nothing. If a driver is killed between
-    `write` and the marker, and the state is then rebuilt instead of the batch being repeated, the
-    batch's records are written again in a batch with another id. Each row then replaces itself or
-    is left out, because its identity is its key, or its record's position.
+    **Rebuilds.** A rebuild, a restore and a replay write nothing. Suppose that a driver is killed
+    between `write` and the marker, and that the state is then rebuilt, rather than the batch
+    repeated. The batch's records are then written again in a batch with another id. Each row
+    replaces itself or is left out, because its identity is its key, or its record's position.
 
     **One writer.** `begin` gives the writer an epoch above all earlier epochs. A writer with an
     older epoch cannot commit afterwards: its transaction compares the stored epoch, and `write`
@@ -192,7 +195,7 @@ class TableSink(Protocol):
         """
 
     def write(self, batch: BatchId, rows: Mapping[str, Rows]) -> dict[str, int]:
-        """Write a batch's rows, which are given by output.
+        """Write a batch's rows. `rows`: output → its rows.
 
         Returns the number of rows written and deleted per output. Raises EngineError if the tables
         have lost a batch since this writer began.

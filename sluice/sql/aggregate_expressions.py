@@ -1,4 +1,4 @@
-"""Functions in aggregate expressions such as `sum(a) / count(*)`: arguments and result types."""
+"""Splits aggregate expressions such as `sum(a) / count(*)` into functions and their arguments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sluice.values.sql_text import all_of, named_struct, value_if
 
 @dataclass(frozen=True)
 class SplitAggregate:
-    """An aggregate expression: functions, and `text`, which combines their results `a0`, ..."""
+    """An aggregate expression: its functions, and `text`, which combines their results `a0`, ..."""
 
     text: str
     functions: tuple[AggregateFunction, ...]
@@ -33,7 +33,7 @@ class SplitAggregate:
 def split_aggregate(text: str) -> SplitAggregate | str:
     """Split an aggregate into functions that take one record at a time.
 
-    Returns the SQL of the first call for which Sluice has no function, if there is such a call.
+    If Sluice lacks a function for some call, returns the SQL of the first such call.
     """
     functions: dict[AggregateFunction, str] = {}
     replaced: list[tuple[TextPart, str]] = []
@@ -84,8 +84,7 @@ def _function(call: FunctionCall) -> AggregateFunction | None:
     """Return Sluice's function for a call; None if Sluice has no such function."""
     name = aggregate_name(call.tree())
     arguments = [argument.text for argument in call.arguments]
-    # As the second argument of these functions, `true` means "ignore nulls", which Sluice always
-    # does.
+    # The second argument `true` of these functions means "ignore nulls", as Sluice always does.
     if name in ("first", "last") and [argument.lower() for argument in arguments[1:]] == ["true"]:
         del arguments[1:]
     if not name or not arguments or call.nulls == "RESPECT":
@@ -136,7 +135,7 @@ def _function_of_one(
     arguments: Sequence[str],
     quantifier: str,
 ) -> tuple[str, str, tuple[float, ...]] | None:
-    """Return the name, argument and parameters of Sluice's function of one column, or None."""
+    """Return name, argument and parameters of Sluice's function of one column, if there is one."""
     first, *more = arguments
     match name:
         case "top":
@@ -166,7 +165,7 @@ def _function_of_one(
 def _percentages(text: str) -> tuple[tuple[float, ...], bool]:
     """Return the percentages in the text, and whether the text is an array.
 
-    There are no percentages if any of them is not a constant from 0 to 1.
+    If any of them is not a constant from 0 to 1, no percentages are returned.
     """
     tree = tree_of(text)
     is_array = isinstance(tree, exp.Array)
@@ -224,4 +223,4 @@ _INSTEAD = {
         "Compute it with corr, covar_samp, var_samp and avg.",
     ),
 }
-"""Name of a function that Sluice lacks, or lacks in some forms → advice what to use instead."""
+"""Name of a function that Sluice lacks, or lacks in some forms → what to use instead."""

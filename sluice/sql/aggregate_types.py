@@ -1,4 +1,4 @@
-"""The types of aggregates' results. `result_types` and `rules` have those of other functions."""
+"""Finds the types of aggregates' results. For other functions, see `result_types` and `rules`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OF_DOUBLES = STATISTICS_OF_ONE | STATISTICS_OF_TWO | {"percentile"}
 
 
 def type_of_aggregate(function: str, argument: str) -> str:
-    """Return the type of an aggregate's result, which is that of Spark's function of this name."""
+    """Return the type of an aggregate's result: that of Spark's function with this name."""
     if function in ("count", "count_distinct", "approx_count_distinct"):
         return "bigint"
     if function in ("collect_list", "collect_set", "collect_sorted", "top", "approx_percentiles"):

@@ -32,7 +32,7 @@ from sluice.values.sql_types import precision_and_scale
 
 _RANGES = {"INT": (-(2**31), 2**31 - 1), "BIGINT": (-(2**63), 2**63 - 1)}
 _BLANK = "".join(map(chr, (*range(0x21), 0x7F)))
-"""The characters that Spark removes around a text before it reads a number, a date or a Boolean."""
+"""The characters around a text that Spark removes before it reads a number, a date or a Boolean."""
 
 
 def widen(value: Value, of: str, to: str) -> Value:
@@ -48,7 +48,7 @@ def _widened_array(values: Value, of: str, to: str) -> Value:
         return values
     if to == "STRING":
         return _texts(values, of)
-    # A cast through text gives the nearest double, which a direct cast may miss.
+    # Cast through text: this gives the nearest double, which a direct cast may miss.
     if is_decimal(of) and to == "DOUBLE":
         return values.cast(pa.string()).cast(wanted)
     if is_integer(of) and is_decimal(to):
@@ -58,8 +58,8 @@ def _widened_array(values: Value, of: str, to: str) -> Value:
 
 def _decimals(values: pa.Array, wanted: pa.DataType) -> pa.Array:
     """Convert whole numbers to decimals."""
-    # Arrow casts a whole number only to a decimal with room for 19 digits,
-    # so cast it to a wide decimal first.
+    # Arrow casts a whole number only to a decimal of at least 19 digits, so cast it to a wide
+    # decimal first.
     return (
         values.cast(pa.decimal128(38 - wanted.scale, 0))
         .cast(pa.decimal128(38, wanted.scale))
@@ -96,11 +96,11 @@ def cast(value: Value, of: str, to: str, count: int) -> Result:
 def _times_from_seconds(seconds: pa.Array) -> pa.Array:
     """Convert seconds since 1970 to times.
 
-    As in Spark, seconds outside the possible times give the first or last time.
+    As in Spark, seconds beyond the possible times give the first or last possible time.
     """
     most = (2**63 - 1) // 10**6
     is_late, is_early = pc.greater(seconds, most), pc.less(seconds, -most)
-    # The seconds are limited first, because the product of larger numbers would overflow.
+    # Limit the seconds first, because the product of larger numbers would overflow.
     not_late = pc.min_element_wise(seconds, most, skip_nulls=False)
     limited = pc.max_element_wise(not_late, -most, skip_nulls=False)
     micros = pc.multiply(limited, 10**6)
@@ -117,7 +117,7 @@ def _texts(values: pa.Array, of: str) -> pa.Array:
             return time_text(values)
         case "DATE":
             return date_text(values)
-    # Arrow would write small numbers with an exponent, so Python writes them.
+    # Arrow would write small numbers with an exponent, so write them in Python.
     if is_decimal(of) and precision_and_scale(of)[1] > PLAIN_SCALE:
         return map_present("{:f}".format, values)
     return values.cast(pa.string())
@@ -138,7 +138,7 @@ def time_text(values: pa.Array) -> pa.Array:
 def _with_far_years(values: pa.Array, text: pa.Array) -> pa.Array:
     """Return the text of dates or times.
 
-    Years before 1 and after 9999 get the sign that Java writes, and Arrow does not.
+    Years before 1 and after 9999 get a sign, as in Java. Arrow does not write this sign.
     """
     if _has_usual_years(values):
         return text
@@ -176,13 +176,13 @@ def format_times(values: pa.Array, pattern: str) -> pa.Array:
     )
     if _has_usual_years(values):
         return pc.strftime(seconds, _filled(pattern, _STRFTIME))
-    # Java gives a sign to years after 9999. `strftime` does not, so these times are formatted one
+    # Java writes a sign before years after 9999, but `strftime` does not. So format these times one
     # by one.
     return map_present(partial(_far_format, pattern=pattern), seconds.cast(pa.int64()))
 
 
 def _filled(pattern: str, parts: Mapping[str, str]) -> str:
-    """Return a format with `parts` in place of letters, without quotes around other text."""
+    """Fill in a format: replace its letters by `parts`, and remove the quotes around other text."""
     filled = ""
     for part in _PARTS.findall(pattern):
         filled += parts.get(part, part.strip("'"))
@@ -229,7 +229,7 @@ def _to_integer(values: pa.Array, of: str, to: str) -> Result:
         whole = pc.trunc(values)
         try:
             return Result(whole.cast(pa.decimal128(38, 0), safe=False).cast(wanted))
-        # Arrow's error does not name the rows whose numbers are too large, so look at each row.
+        # Arrow's error does not name the rows whose numbers are too large, so check each row.
         except pa.ArrowInvalid:
             return map_rows(
                 lambda number: _in_range(int(number), to), [values], wanted, len(values)
@@ -269,7 +269,8 @@ def _to_decimal(values: pa.Array, of: str, to: str) -> Result:
             return Result(wide.cast(wanted))
     except pa.ArrowInvalid:
         pass
-    # Python's decimals find the rows that do not fit, and have room for more digits than Arrow's.
+    # Compute with Python's decimals: they have room for more digits, and show which rows do not
+    # fit.
     return map_rows(
         lambda number: _decimal_in(Decimal(number), precision, scale), [values], wanted, len(values)
     )
@@ -284,7 +285,7 @@ def decimal_quotient(left: Decimal, right: Decimal, precision: int, scale: int) 
 
 _EXACT = Context(prec=2000, rounding=ROUND_HALF_UP)
 _DIVISION = Context(prec=130)
-"""Has enough digits for a quotient with 39 decimal places, so that the division does not round
+"""Has enough digits for a quotient with 39 decimal places. The division therefore does not round
 these."""
 
 
@@ -325,11 +326,11 @@ def _number_result(numbers: pa.Array, values: pa.Array, fails: Mask) -> Result:
 
 
 def times_from_numbers(values: pa.Array, micros: int) -> Result:
-    """Convert whole units since 1970 to times; a unit has `micros` microseconds."""
+    """Convert whole units since 1970 to times. A unit has `micros` microseconds."""
     kind = arrow_type("TIMESTAMP")
     numbers = _numbers(values.cast(pa.int64()))
     most = (2**63 - 1) // micros
-    # A long has one negative number more than positive numbers.
+    # A long has one more negative number than positive numbers.
     least = -most - 1 if micros == 1 else -most
     fits = (numbers <= most) & (numbers >= least)
     times = np.where(fits, numbers, 0) * micros
@@ -348,7 +349,7 @@ def _to_whole(values: pa.Array, to: str) -> Result:
     numbers = pc.if_else(is_number, pc.utf8_ltrim(texts, "+"), pa.scalar(None, pa.string()))
     try:
         integers = numbers.cast(arrow_type(to))
-    # Arrow's error does not name the rows whose numbers are too large, so look at each row.
+    # Arrow's error does not name the rows whose numbers are too large, so check each row.
     except pa.ArrowInvalid:
         return map_rows(
             lambda text: _in_range(_whole(text), to), [texts], arrow_type(to), len(values)
@@ -416,10 +417,10 @@ def _text_to_decimal(values: pa.Array, to: str) -> Result:
         return _decimal_in(number, precision, scale)
 
     wanted, simple = arrow_type(to), rf"^-?[0-9]{{1,{precision - scale}}}(\.[0-9]{{1,{scale}}})?$"
-    # The fast way below reads only numbers with digits on both sides of the point.
+    # The fast method below reads only numbers with digits on both sides of the point.
     if precision == scale or not scale:
         return map_rows(read, [values], wanted, len(values))
-    # Arrow reads simple numbers at once; Python reads all others one by one.
+    # Arrow reads all simple numbers at once. Python reads the others one by one.
     is_simple = pc.fill_null(pc.match_substring_regex(values, simple), True)
     decimals = pc.if_else(is_simple, values, pa.scalar(None, pa.string())).cast(wanted)
     if pc.all(is_simple).as_py() is not False:
@@ -454,7 +455,7 @@ def _to_date(values: pa.Array, to: str) -> Result:
     if pc.all(pc.match_substring_regex(values, _ISO_DATE)).as_py() in (True, None):
         try:
             return Result(values.cast(pa.date32()))
-        # A text has the form of a date, but there is no such date, for example February 30.
+        # A text has the form of a date, but the date does not exist, such as February 30.
         except pa.ArrowInvalid:
             pass
     days = map_rows(_days, [values], pa.int32(), len(values))
@@ -471,8 +472,8 @@ def _days(text: str) -> int:
         raise ValueError
     sign, year, month, day = match.groups()
     whole = int(f"{sign}{year}")
-    # `date` supports only the years from 1 to 9999. So the year is moved to one of the years 400 to
-    # 799: the calendar repeats every 400 years, which have 146,097 days.
+    # `date` supports only the years from 1 to 9999. So map the year to one of the years 400 to 799:
+    # the calendar repeats every 400 years, which have 146,097 days.
     eras, of_era = divmod(whole, 400)
     return (
         date(of_era + 400, int(month or 1), int(day or 1)).toordinal()
@@ -487,7 +488,7 @@ _EPOCH = date(1970, 1, 1).toordinal()
 def _plain_times(values: pa.Array, to: str) -> Result:
     """Read times from texts such as 2026-11-21 08:00:00.
 
-    `rules` allows this cast only for constants of this form.
+    `rules` permits this cast only for constants in this form.
     """
     return Result(values.cast(pa.timestamp("us")).cast(arrow_type(to)))
 

@@ -1,8 +1,8 @@
 """Evaluates typed expressions over Arrow arrays, with the same results and errors as Spark SQL.
 
 Each rule of `sql.rules` that Arrow can compute has its function here. The functions of IF, AND and
-the like also find the rows in which Spark would compute an argument, because an argument fails only
-in these rows.
+the like also find the rows in which Spark would compute an argument: an argument can fail only in
+these rows.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from sluice.values.sql_types import precision_and_scale, struct_fields
 
 Columns: TypeAlias = Mapping[str, Value]
 Functions: TypeAlias = Mapping[str, Callable[..., Any]]
-"""Name in SQL → an author's Python function, which takes the arguments of all rows as lists."""
+"""Name in SQL → an author's Python function. It takes each argument as a list of all rows."""
 Function: TypeAlias = Callable[[TypedExpression, list[Value], int], Result]
 
 
@@ -81,8 +81,8 @@ class _Evaluation:
     count: int
     functions: Functions
     done: dict[int, tuple[TypedExpression, Result]] = field(default_factory=dict)
-    """Id of an expression → the expression and its result. While an expression is kept, no other
-    one gets its id."""
+    """Id of an expression → the expression and its result. As long as the expression is kept here,
+    no other object can get its id."""
 
     def result(self, expression: TypedExpression) -> Result:
         if id(expression) not in self.done:
@@ -127,7 +127,7 @@ class _Evaluation:
         expression: TypedExpression,
         arguments: list[Result],
     ) -> Mask | None:
-        """Return the rows in which Spark would compute an argument that fails."""
+        """Return a mask of the rows in which Spark would compute an argument that fails."""
         order = "all"
         if expression.key in RULES:
             order = RULES[expression.key].order
@@ -159,7 +159,7 @@ def _column(evaluation: _Evaluation, expression: TypedExpression) -> Result:
     column, *path = (part.name for part in expression.node.parts)
     values = evaluation.columns[column]
     for name in path:
-        # The name is in a list, because Arrow would read a text such as `.a` as a path.
+        # Pass the name in a list, because Arrow would read a text such as `.a` as a path.
         values = pc.struct_field(values, [name])
     return Result(values)
 
@@ -215,14 +215,14 @@ def _value_where(
 ) -> Result:
     """Return the value in rows where a condition is true, else null.
 
-    The value is computed only for these rows.
+    The value is computed only in these rows.
     """
     passed = mask_of(condition.values, evaluation.count)
     if passed.all():
         value = evaluation.convert(true, kind)
         values = array_of(value.values, evaluation.count)
         return Result(values, any_of(condition.failed, value.failed))
-    # If the value has no parts to compute, selecting the rows saves nothing.
+    # If there is nothing to compute, selecting the rows saves nothing.
     if not true.parts:
         value = evaluation.convert(true, kind)
         return _choose(evaluation, condition, value, Result(pa.scalar(None, arrow_type(kind))))
@@ -245,7 +245,7 @@ def _case(evaluation: _Evaluation, expression: TypedExpression) -> Result:
         chosen = evaluation.convert(results[count], kind)
     else:
         chosen = Result(pa.scalar(None, arrow_type(kind)))
-    # Go from the last condition to the first, so that the first condition that is true decides.
+    # Go from the last condition to the first: the first condition that is true must decide.
     for condition, result in zip(reversed(conditions), reversed(results[:count]), strict=True):
         value = evaluation.convert(result, kind)
         chosen = _choose(evaluation, evaluation.result(condition), value, chosen)
@@ -254,7 +254,7 @@ def _case(evaluation: _Evaluation, expression: TypedExpression) -> Result:
 
 def _coalesce(evaluation: _Evaluation, expression: TypedExpression) -> Result:
     *earlier, chosen = evaluation.arguments(expression)
-    # Go from the last value to the first, so that the first value that is not null is chosen.
+    # Go from the last value to the first: the first value that is not null must be chosen.
     for argument in reversed(earlier):
         is_valid = Result(pc.is_valid(argument.values), argument.failed)
         chosen = _choose(evaluation, is_valid, Result(argument.values), chosen)
@@ -315,8 +315,8 @@ _SPECIAL: dict[RuleKey, Callable[[_Evaluation, TypedExpression], Result]] = {
     exp.In: _in,
     PYTHON: _python,
 }
-"""Expressions that use more of the evaluation than the values of all arguments: its columns, its
-Python functions, or the choice of the rows for which an argument is computed."""
+"""Functions that need the evaluation, not only the values of all arguments: its columns, its Python
+functions, or the rows for which to compute an argument."""
 
 
 # -- Comparisons
@@ -351,7 +351,7 @@ def _same(left: Value, right: Value) -> Value:
 
 
 def _extreme(is_better: Callable[[Value, Value], Value]) -> Function:
-    """Return the greatest or the least value, ignoring nulls; the first of equal values."""
+    """Return the greatest or the least value, or the first one of equal values. Ignores nulls."""
 
     def better(best: Value, value: Value) -> Value:
         replaces = pc.or_kleene(pc.is_null(best), pc.fill_null(is_better(value, best), False))
@@ -385,8 +385,7 @@ def _divide(expression: TypedExpression, values: list[Value], count: int) -> Res
 
 def _negate(expression: TypedExpression, values: list[Value], count: int) -> Result:
     literal = expression.node.this
-    # A literal is read with its sign, because the type's least number does not fit the type without
-    # the sign.
+    # Read a literal with its sign: without it, the type's least number would not fit the type.
     if isinstance(literal, exp.Literal) and literal.is_int:
         return Result(pa.scalar(-int(literal.name), arrow_type(expression.type)))
     return negate(values[0], expression.type, count)
@@ -402,7 +401,7 @@ def _cast(expression: TypedExpression, values: list[Value], count: int) -> Resul
 def _shift(function: Callable[..., Value]) -> Function:
     def shift(expression: TypedExpression, values: list[Value], count: int) -> Result:
         number = array_of(values[0], count)
-        # As in Java, only the last bits of the number of places matter: INT << 33 is INT << 1.
+        # As in Java, only the last bits of the shift count matter: INT << 33 is INT << 1.
         places = values[1].as_py() % number.type.bit_width
         return Result(function(number, pa.scalar(places, number.type)))
 
@@ -480,7 +479,7 @@ def _array_function(function: Callable[..., Value]) -> Function:
 
 
 def _array_and_value(function: Callable[[pa.Array, Value], Value]) -> Function:
-    """Return the `Function` of an array, and of a value that may be the same for all rows."""
+    """Return the `Function` of an array and another value, which may be the same for all rows."""
     return lambda expression, values, count: Result(function(array_of(values[0], count), values[1]))
 
 
@@ -532,7 +531,7 @@ def _part_of_time(expression: TypedExpression, values: list[Value], count: int) 
 def _truncate(expression: TypedExpression, values: list[Value], count: int) -> Result:
     times = array_of(values[0], count)
     starts = arrow_times.truncate(times, expression.node.args["unit"].name)
-    # The start of the unit that contains the earliest time does not exist.
+    # If the start lies before the earliest possible time, it wraps around to a later time.
     has_wrapped = mask_of(pc.greater(starts, times), count)
     if not has_wrapped.any():
         return Result(starts)

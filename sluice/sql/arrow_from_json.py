@@ -28,14 +28,14 @@ def array_of_json(texts: pa.Array, kind: pa.DataType) -> pa.Array:
         try:
             return _column(_decoder(declared)(together), kind)
         except msgspec.DecodeError:
-            pass  # the JSON has a text in place of another type, or another type in place of a text
+            pass  # The JSON and the type differ: only one of them is a text.
     return values_one_by_one(texts, kind)
 
 
 def values_one_by_one(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     """Do the same as `array_of_json`, also for JSON that msgspec cannot decode as the type.
 
-    It is slower.
+    This is slower.
     """
     convert = _conversion(kind)
     values: list[Any] = []
@@ -46,9 +46,9 @@ def values_one_by_one(texts: pa.Array, kind: pa.DataType) -> pa.Array:
 
 @cache
 def _declared(kind: pa.DataType) -> Any:
-    """Return the type as which msgspec decodes a column's values.
+    """Return the type to which msgspec decodes a column's values.
 
-    Return None if msgspec has no type whose values Arrow takes.
+    Return None if no type of msgspec has values that Arrow accepts.
     """
     if pa.types.is_struct(kind):
         members = []
@@ -62,7 +62,7 @@ def _declared(kind: pa.DataType) -> Any:
         try:
             return msgspec.defstruct("Object", members, gc=False)
         except ValueError:
-            return None  # a name contains a sign that JSON escapes, such as a quotation mark
+            return None  # A name contains a character that JSON escapes, such as a quotation mark.
     if pa.types.is_list(kind):
         element = _declared(kind.value_type)
         is_nested = element is None or pa.types.is_nested(kind.value_type)
@@ -83,8 +83,8 @@ _SIMPLE: tuple[tuple[Callable[[pa.DataType], bool], type], ...] = (
     (pa.types.is_decimal, Decimal),
     (pa.types.is_binary, bytes),
 )
-"""Each check of a column's type, with the Python type as which msgspec decodes the column's values.
-Arrow takes the decoded values as they are."""
+"""Each check of a column's type, with the Python type to which msgspec decodes the column's values.
+Arrow accepts the decoded values unchanged."""
 
 
 @cache
@@ -113,7 +113,7 @@ def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
 
 @cache
 def _conversion(kind: pa.DataType) -> Convert:
-    """Return the function that converts decoded JSON to a value that Arrow takes for a type."""
+    """Return the function that converts decoded JSON to a value that Arrow accepts for a type."""
     if pa.types.is_struct(kind):
         fields = [(field.name, _conversion(field.type)) for field in kind]
 
@@ -162,7 +162,7 @@ def _simple(kind: pa.DataType) -> Convert:
 
 
 def _text(value: Any) -> str:
-    """Return a text unchanged, other values as JSON, as Spark reads a STRING from JSON."""
+    """Return a text unchanged, and any other value as JSON, as Spark reads a STRING."""
     if isinstance(value, str):
         return value
     return _encode(value).decode()

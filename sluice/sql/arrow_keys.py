@@ -50,5 +50,5 @@ def _text(value: Any) -> str | None:
 
 
 def too_long(texts: pa.Array) -> Mask:
-    """Return the keys with too many bytes."""
+    """Return a mask of the keys with too many bytes."""
     return mask_of(pc.greater(pc.binary_length(texts), MOST_KEY_BYTES), len(texts))

@@ -14,8 +14,8 @@ from sluice.support.arrays import Mask
 
 def list_of(values: list[pa.Array], count: int) -> pa.Array:
     """Return for each row a list of the values that the arrays have in this row."""
-    # Arrow stores the elements of all lists one after the other: the first values of
-    # all arrays, then the second values of all arrays.
+    # Arrow stores the elements of all lists one after the other. So put the first values of all
+    # arrays first, then their second values, and so on.
     width = len(values)
     elements = pa.chunked_array(values).combine_chunks()
     order = pa.array(np.arange(count * width).reshape(width, count).T.reshape(-1))
@@ -26,7 +26,7 @@ def list_of(values: list[pa.Array], count: int) -> pa.Array:
 
 
 def sizes(values: pa.Array) -> pa.Array:
-    """Return how many elements each list, or entries each map, has."""
+    """Return the number of elements of each list, or of entries of each map."""
     lists = _as_lists(values) if pa.types.is_map(values.type) else values
     return pc.list_value_length(lists).cast(pa.int32())
 
@@ -37,7 +37,7 @@ def element(lists: pa.Array, index: Value, *, offset: int, tries: bool) -> Resul
     The first element has the index `offset`, which is 0 or 1.
 
     With offset 1, negative indices count from the end. A row fails if its list has no such element.
-    With `tries`, the element is null instead, but with offset 1, the index 0 still fails.
+    With `tries`, the element is null instead. But with offset 1, the index 0 still fails.
     """
     count = len(lists)
     is_known = valid_rows(lists, count) & valid_rows(index, count)
@@ -52,7 +52,7 @@ def element(lists: pa.Array, index: Value, *, offset: int, tries: bool) -> Resul
     exists = is_known & (places >= 0) & (places < lengths) & ~is_zero
     failed = is_zero if tries else is_known & ~exists
     starts = np.cumsum(lengths) - lengths
-    # The elements of all lists are one array, in which a list begins at the sum of
+    # Take the elements from the array of all lists' elements. In it, each list begins at the sum of
     # the lengths of all earlier lists.
     values = lists.flatten().take(pa.array(starts + np.where(exists, places, 0), mask=~exists))
     return Result.with_failures(values, failed)
@@ -64,8 +64,7 @@ def entry(maps: pa.Array, key: Value) -> pa.Array:
     names, items = pairs.flatten().flatten()
     rows = _rows_of_elements(pairs)
     wanted = array_of(key, len(maps)).take(pa.array(rows))
-    # The places are assigned in reverse, so that the first place of a repeated key overwrites the
-    # later places.
+    # Assign the places in reverse: the first place of a repeated key must overwrite the later ones.
     matching = np.flatnonzero(mask_of(pc.equal(names, wanted), len(names)))[::-1]
     places = np.full(len(maps), -1)
     places[rows[matching]] = matching
@@ -85,7 +84,7 @@ def map_part(maps: pa.Array, place: int) -> pa.Array:
 
 
 def drop_nulls(lists: pa.Array) -> pa.Array:
-    """Return the lists without their null elements."""
+    """Remove the null elements from the lists."""
     elements = lists.flatten()
     is_valid = elements.is_valid().to_numpy(zero_copy_only=False)
     lengths = np.bincount(_rows_of_elements(lists)[is_valid], minlength=len(lists))
@@ -98,9 +97,9 @@ def drop_nulls(lists: pa.Array) -> pa.Array:
 
 
 def contains(lists: pa.Array, value: Value) -> pa.Array:
-    """Return whether a list contains the value.
+    """Return whether each list contains the value.
 
-    Null if no element equals the value, but one is null.
+    Null if no element equals the value, but some element is null.
     """
     count, rows, elements = len(lists), _rows_of_elements(lists), lists.flatten()
     wanted = array_of(value, count)
@@ -114,19 +113,19 @@ def contains(lists: pa.Array, value: Value) -> pa.Array:
 
 
 def join_elements(lists: pa.Array, separator: Value) -> pa.Array:
-    """Return the texts of each list as one text, ignoring nulls."""
+    """Join the texts of each list to one text, ignoring nulls."""
     texts = drop_nulls(lists)
     return pc.binary_join(texts, array_of(separator, len(lists)))
 
 
 def _rows_of_elements(lists: pa.Array) -> Any:
-    """Return for each element of all lists the row of its list."""
+    """Return, for the elements of all lists, the row numbers of their lists."""
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
     return np.repeat(np.arange(len(lists)), lengths)
 
 
 def _lists(like: pa.Array, elements: pa.Array) -> pa.Array:
-    """Return lists of these elements, with the lengths of `like`, and null where it is null."""
+    """Build lists from these elements, with the lengths and nulls of `like`."""
     lengths = pc.fill_null(pc.list_value_length(like), 0).to_numpy(zero_copy_only=False)
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
     is_null: Mask = ~like.is_valid().to_numpy(zero_copy_only=False)

@@ -35,7 +35,7 @@ _CHECKED: dict[
 
 
 def calculate(sign: str, left: Value, right: Value, kind: str, count: int) -> Result:
-    """Return a sum, difference or product. Integers that are too large fail."""
+    """Return a sum, difference or product. Rows with integers that are too large fail."""
     checked, plain, exact = _CHECKED[sign]
     wanted = arrow_type(kind)
     if kind == "DOUBLE" or is_decimal(kind):
@@ -75,7 +75,7 @@ def divide_whole(left: Value, right: Value, count: int) -> Result:
 
 
 def _quotient(left: Any, right: Any) -> Any:
-    # NumPy rounds a quotient down, and SQL rounds it towards zero. For the divisor -1, the quotient
+    # NumPy rounds a quotient down, but SQL rounds it towards zero. For the divisor -1, the quotient
     # is `-left`, because NumPy's division of the least integer by -1 would overflow.
     quotient, rest = np.divmod(left, np.where(right == -1, 1, right))
     return np.where(right == -1, -left, quotient + ((rest != 0) & ((left < 0) != (right < 0))))
@@ -108,7 +108,7 @@ def _without_zero(
     kind: str,
     count: int,
 ) -> Result:
-    """Return the results of a division, which fails where the divisor is 0."""
+    """Return the results of a division. Rows with the divisor 0 fail."""
     is_known = valid_rows(left, count) & valid_rows(right, count)
     dividends, divisors = _filled(left, count), _filled(right, count)
     failed = is_known & (divisors == 0)
@@ -119,7 +119,7 @@ def _without_zero(
 
 
 def _filled(value: Value, count: int) -> npt.NDArray[Any]:
-    """Return the number for each of `count` rows, with 0 in the place of null."""
+    """Return the number for each of `count` rows, with 0 in place of null."""
     filled: npt.NDArray[Any] = pc.fill_null(array_of(value, count), 0).to_numpy(
         zero_copy_only=False
     )
@@ -150,7 +150,7 @@ def _unsigned(function: Callable[..., Value], value: Value, kind: str, count: in
 
 
 def round_decimals(value: Value, places: int, kind: str, count: int) -> Result:
-    """Round decimals to a number of places; half-way values away from zero."""
+    """Round decimals to a number of places. Half-way values are rounded away from zero."""
     values = array_of(value, count)
     wide = values.cast(pa.decimal128(38, values.type.scale))
     return Result(pc.round(wide, places, "half_towards_infinity").cast(arrow_type(kind)))

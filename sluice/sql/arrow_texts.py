@@ -14,13 +14,13 @@ from sluice.sql.arrow_values import Result, Value, array_of, arrays_of, map_pres
 from sluice.sql.rules import is_plain_pattern, plain_pattern
 
 _LINE_END = r"(?:\r\n|[\n\r\x{85}\x{2028}\x{2029}])?\z"
-"""What `$` means for Java: the end of the text, or just before a line break at the end."""
+"""A pattern for Java's `$`: the end of the text, or just before a line break at the end."""
 
 
 def change_case(values: pa.Array, *, upper: bool) -> pa.Array:
     """Return the texts in upper or lower case."""
-    # Arrow does not change letters that become several letters, such as ß, so texts
-    # beyond ASCII are changed in Python.
+    # Arrow does not change letters that become several letters, such as ß. So use Python for texts
+    # beyond ASCII.
     if pc.all(pc.string_is_ascii(values)).as_py() in (True, None):
         if upper:
             return pc.ascii_upper(values)
@@ -41,8 +41,8 @@ _NEWER = (
     (0xA7CF, 0xA7CE, 1), (0xA7D3, 0xA7D2, 1), (0xA7D5, 0xA7D4, 1), (0xA7DB, 0xA7DA, 1),
     (0x10D70, 0x10D50, 22), (0x16EBB, 0x16EA0, 25),
 )  # fmt: skip
-"""Pairs of a small and a capital letter that Java knows and Python does not, with the number of
-consecutive pairs."""
+"""Ranges of letter pairs that only Java knows: the first small and capital letter, and the number
+of consecutive pairs."""
 _NEWER_UPPER: dict[int, int] = {}
 for _small, _capital, _number in _NEWER:
     for _index in range(_number):
@@ -51,13 +51,13 @@ _NEWER_LOWER = {capital: small for small, capital in _NEWER_UPPER.items()}
 
 
 def trim(values: Value, characters: str, position: str) -> Value:
-    """Return the texts without some characters at the beginning, the end, or both."""
+    """Remove these characters from the beginning, the end, or both ends of each text."""
     function = {"LEADING": pc.utf8_ltrim, "TRAILING": pc.utf8_rtrim}.get(position, pc.utf8_trim)
     return function(values, characters)
 
 
 def join_texts(separator: Value, values: list[Value], count: int) -> Value:
-    """Return the texts of each row as one text, ignoring nulls."""
+    """Join the texts of each row to one text, ignoring nulls."""
     arrays = arrays_of(values, count)
     # Arrow would leave out a row in which all texts are null.
     is_known = reduce(pc.or_, map(pc.is_valid, arrays))
@@ -123,7 +123,7 @@ def split(values: pa.Array, pattern: str) -> pa.Array:
 
 def matches(values: Value, pattern: str) -> Value:
     """Return whether a part of each text matches a regular expression."""
-    # Arrow's `$` matches only at the end of the text, and Java's also before a last line break.
+    # Arrow's `$` matches only at the end of the text; Java's also matches before a last line break.
     if pattern.endswith("$") and not pattern.endswith("\\$"):
         pattern = pattern[:-1] + _LINE_END
     return pc.match_substring_regex(values, pattern)
@@ -137,7 +137,7 @@ def hexadecimal(number: int) -> str:
 
 
 def from_hexadecimal(text: str) -> bytes | None:
-    """Return the bytes of hexadecimal digits; None for other texts."""
+    """Decode hexadecimal digits to bytes. Return None for other texts."""
     # Python's function also takes white space.
     if _HEXADECIMAL.fullmatch(text) is None:
         return None
@@ -145,7 +145,7 @@ def from_hexadecimal(text: str) -> bytes | None:
 
 
 def digest(values: Value, name: str, count: int) -> Result:
-    """Return a hash of each value, a text or bytes, in hexadecimal."""
+    """Return a hexadecimal hash of each value. The values are texts or bytes."""
 
     def of_text(value: Any) -> str:
         content = value.encode() if isinstance(value, str) else value

@@ -49,7 +49,7 @@ def truncate(values: pa.Array, unit: str) -> pa.Array:
 
 
 def units_since_epoch(values: pa.Array, micros: int) -> pa.Array:
-    """Return the number of whole units since 1970; a unit has `micros` microseconds."""
+    """Return the number of whole units since 1970. A unit has `micros` microseconds."""
     numbers = pc.fill_null(values.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
     is_null = ~values.is_valid().to_numpy(zero_copy_only=False)
     return pa.array(np.floor_divide(numbers, micros), pa.int64(), mask=is_null)

@@ -1,4 +1,4 @@
-"""Arrow values as JSON, as Spark writes it with the options of `values.sql_text.struct_json`."""
+"""Writes Arrow values as JSON, as Spark does with the options of `values.sql_text.struct_json`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sluice.values.json_text import ESCAPES
 
 _ISO = "%Y-%m-%dT%H:%M:%SZ"
 _FIRST_PLAIN = 32
-"""JSON escapes characters with a smaller number in strings."""
+"""In strings, JSON escapes the characters whose code is smaller than this."""
 _Part: TypeAlias = Any
 """A part of some values' JSON: an array with a text for each value, or one text for all.
 
@@ -92,7 +92,7 @@ def _in_base64(content: bytes) -> str:
 
 
 def _joined(parts: Sequence[_Part]) -> pa.Array:
-    """Return the parts of each value's JSON as one text. At least one of the parts is an array."""
+    """Join the parts of each value's JSON to one text. At least one of the parts is an array."""
     joined: list[_Part] = []
     for part in parts:
         if joined and isinstance(part, str) and isinstance(joined[-1], str):
@@ -105,7 +105,7 @@ def _joined(parts: Sequence[_Part]) -> pa.Array:
 
 
 def java_text(number: float) -> str:
-    """Return a double as Java writes it.
+    """Format a double as Java does.
 
     Only 0, and numbers from 0.001 to below 10 million, have no exponent.
     """
@@ -113,7 +113,7 @@ def java_text(number: float) -> str:
         return repr(number)
     sign, digits, exponent = Decimal(repr(number)).as_tuple()
     mantissa = "".join(map(str, digits)).rstrip("0")
-    # Java writes at least two digits, and chooses the nearest ones: 4.9E-324, where Python writes
+    # Java writes at least two digits, namely the nearest ones: 4.9E-324, where Python writes
     # 5e-324.
     if len(mantissa) == 1:
         mantissa = f"{abs(number):.1e}"[:3].replace(".", "")
@@ -141,7 +141,7 @@ def _joined_elements(lists: pa.Array, elements: pa.Array) -> pa.Array:
 
 
 def _escaped(texts: pa.Array) -> pa.Array:
-    # Python, which is slower, escapes the texts only if one of them has a special character.
+    # Only if some text has a special character, escape the texts in Python, which is slower.
     characters = bytes_of(texts)
     is_special = (characters < _FIRST_PLAIN) | (characters == ord('"')) | (characters == ord("\\"))
     if not is_special.any():

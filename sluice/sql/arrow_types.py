@@ -1,4 +1,4 @@
-"""Spark SQL types as Arrow types."""
+"""Converts Spark SQL types to Arrow types."""
 
 from __future__ import annotations
 

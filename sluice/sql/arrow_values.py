@@ -1,4 +1,4 @@
-"""Values in Arrow: arrays, scalars for every row, and the rows for which a function fails."""
+"""Values in Arrow: arrays, scalars that apply to every row, and masks of the rows that fail."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Result:
 
     @classmethod
     def with_failures(cls, values: Value, failed: Mask) -> Result:
-        """Return the values, and the rows that have failed, of which there may be none."""
+        """Return the values, and the rows that have failed, if any."""
         return cls(values, any_of(failed))
 
     def failed_of(self, count: int) -> Mask:
@@ -37,32 +37,32 @@ class Result:
 
 
 def array_of(value: Value, count: int) -> pa.Array:
-    """Return the value for each of `count` rows."""
+    """Return the value as an array of `count` rows."""
     if isinstance(value, pa.Scalar):
         return pa.repeat(value, count)
     return value
 
 
 def arrays_of(values: Iterable[Value], count: int) -> list[pa.Array]:
-    """Return each of the values for each of `count` rows."""
+    """Return each of the values as an array of `count` rows."""
     return [array_of(value, count) for value in values]
 
 
 def rows_of(value: Value, count: int) -> list[Any]:
-    """Return the value for each of `count` rows, as Python values."""
+    """Return the value as a list of `count` Python values."""
     values: list[Any] = array_of(value, count).to_pylist()
     return values
 
 
 def mask_of(conditions: Value, count: int) -> Mask:
-    """Return the rows for which a condition is true, neither false nor null."""
+    """Return a mask of the rows for which a condition is true. Null counts as false."""
     is_true = false_if_null(array_of(conditions, count))
     return np.asarray(is_true.to_numpy(zero_copy_only=False), bool)
 
 
 def false_if_null(conditions: Value) -> Value:
-    """Return the conditions, with false in the place of null."""
-    # Most conditions have no nulls, so they need no call of Arrow. A call takes as long as
+    """Return the conditions, with false in place of null."""
+    # Most conditions have no nulls. Skip the call of Arrow for these, because it takes as long as
     # computing thousands of rows.
     if isinstance(conditions, pa.Array) and not conditions.null_count:
         return conditions
@@ -70,12 +70,12 @@ def false_if_null(conditions: Value) -> Value:
 
 
 def valid_rows(value: Value, count: int) -> Mask:
-    """Return the rows that have a value."""
+    """Return a mask of the rows that have a value."""
     return mask_of(pc.is_valid(value), count)
 
 
 def any_of(*masks: Mask | None) -> Mask | None:
-    """Return the rows that are in any of the masks; None if no mask has a row."""
+    """Return a mask of the rows that are in any of the masks; None if there are no such rows."""
     present: list[Mask] = []
     for mask in masks:
         if mask is not None and mask.any():
@@ -121,14 +121,17 @@ def map_present(
 
 
 def ignore_failures(result: Result) -> Result:
-    """Return the result of a `try_` function: null where the function without `try_` fails."""
+    """Return the result of a `try_` function.
+
+    It is null where the function without `try_` fails.
+    """
     return Result(result.values)
 
 
 def bytes_of(texts: pa.Array) -> npt.NDArray[np.uint8]:
     """Return the bytes of all texts, one after the other.
 
-    There may also be bytes in the place of nulls.
+    Nulls may have bytes, too.
     """
     _, ends, data = texts.buffers()
     if data is None or not len(texts):

@@ -1,4 +1,4 @@
-"""The calls in an SQL expression, with their arguments as the author wrote them.
+"""Finds the calls in an SQL expression, with their arguments as the author wrote them.
 
 sqlglot parses an expression, but the text that it writes for the parsed tree can have another
 result: it drops the format of `to_char` and the third argument of `max_by`, and gives `listagg` a
@@ -19,7 +19,7 @@ from sluice.sql.dialect import PARSE_ERRORS, tokens_of, tree_of
 
 @dataclass(frozen=True)
 class TextPart:
-    """A part of an expression's text, from position `start` to before `stop`.
+    """A part of an expression's text, from position `start` up to, but excluding, `stop`.
 
     `text` has no spaces around it.
     """
@@ -74,7 +74,10 @@ def aggregates(node: exp.Expr) -> bool:
 
 
 def function_name(function: exp.Func) -> str:
-    """Return the name in lower case; sqlglot's preferred one if a function has several."""
+    """Return the name in lower case.
+
+    If a function has several names, return sqlglot's preferred one.
+    """
     name = function.sql_name()
     if isinstance(function, exp.Anonymous):
         name = function.name
@@ -98,7 +101,7 @@ def aggregate_calls(text: str) -> tuple[FunctionCall, ...]:
 
 
 def replace(text: str, parts: Sequence[tuple[TextPart, str]]) -> str:
-    """Return the text with new texts in place of some parts.
+    """Replace some parts of the text.
 
     `parts`: each part with its new text, in order of position.
     """
@@ -132,7 +135,7 @@ def casts_to_text(text: str) -> tuple[tuple[TextPart, TextPart], ...]:
 
 
 def _tokens(text: str) -> tuple[list[Token], dict[int, int]]:
-    """Return the tokens, and the position of each opening bracket's closing bracket."""
+    """Return the tokens, and index of an opening bracket → index of its closing bracket."""
     tokens = tokens_of(text)
     closing: dict[int, int] = {}
     opened = []
@@ -160,7 +163,7 @@ def _call(text: str, tokens: list[Token], closing: dict[int, int], at: int) -> F
     except PARSE_ERRORS:
         return None
     first, last, quantifier, nulls = at + 2, end, "", ""
-    # Where `all` is a field, its token is a name.
+    # If `all` is a field, its token is a name instead.
     if tokens[first].token_type in (TokenType.DISTINCT, TokenType.ALL):
         quantifier = tokens[first].text.upper()
         first += 1

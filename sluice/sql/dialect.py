@@ -1,4 +1,4 @@
-"""The dialect in which sqlglot parses expressions: from text to tree and tokens, and back."""
+"""The dialect in which sqlglot turns expressions from text into trees and tokens, and back."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from sluice.sql.words_as_names import places_of_names
 UNTRANSLATED = frozenset(
     {"date_format", "get_json_object", "from_utc_timestamp", "to_utc_timestamp"}
 )
-"""Functions whose arguments sqlglot would change if it knew these functions. `SparkSQL` makes it
-forget them."""
+"""Functions whose arguments sqlglot would change. `SparkSQL` therefore makes sqlglot treat them as
+unknown functions."""
 
 PARSE_ERRORS = (
     SqlglotError,
@@ -36,7 +36,8 @@ PARSE_ERRORS = (
 raise any of them."""
 
 GIVEN = "given"
-"""In the `meta` of a field's name: the author has given this name in `named_struct`."""
+"""A key in the `meta` of a field's name. It marks names that the author has written in
+`named_struct`."""
 
 
 def _named_struct(arguments: list[exp.Expr]) -> exp.Expr:
@@ -49,8 +50,8 @@ def _named_struct(arguments: list[exp.Expr]) -> exp.Expr:
 def _noting_place(parse: Callable[[Any], exp.Expr | None]) -> Callable[[Any], exp.Expr | None]:
     """Return a parser of a function's arguments that also notes the place of the function's name.
 
-    sqlglot notes the places of other functions' names. It calls the parser of the arguments after
-    it has read the name and the opening parenthesis.
+    For other functions, sqlglot does this itself. It calls the parser of the arguments after it has
+    read the name and the opening parenthesis.
     """
 
     def parse_noting_place(parser: Any) -> exp.Expr | None:
@@ -64,16 +65,19 @@ def _noting_place(parse: Callable[[Any], exp.Expr | None]) -> Callable[[Any], ex
 
 
 class SparkSQL(Spark):
-    """Spark's SQL, in which `'it''s'` is a text with a quote. For sqlglot, these are two texts."""
+    """Spark's SQL, in which `'it''s'` is one text with a quote.
+
+    For sqlglot, it would be two texts.
+    """
 
     class Tokenizer(Spark.Tokenizer):
-        """Reads a doubled quote as one quote, and no commands."""
+        """Reads a doubled quote as one quote, and reads no commands."""
 
         STRING_ESCAPES = [*Spark.Tokenizer.STRING_ESCAPES, "'", '"']  # noqa: RUF012
         COMMANDS: ClassVar[set[TokenType]] = set()
 
     class Parser(OperatorOrder):
-        """Reads expressions, but leaves formats of times and paths in JSON as they are written.
+        """Reads expressions, but keeps formats of times and paths in JSON unchanged.
 
         sqlglot would translate formats, and could write two different formats as the same format.
         It cannot write every path that it reads.
@@ -114,16 +118,16 @@ class SparkSQL(Spark):
 
     @override
     def to_json_path(self, path: exp.Expr | None) -> exp.Expr | None:
-        """Return the path itself: sqlglot would log paths that it cannot read."""
+        """Return the path unchanged, because sqlglot would log paths that it cannot read."""
         return path
 
     @override
     def tokenize(self, sql: str, dialect: DialectType = None) -> list[Token]:
-        """Return an expression's tokens; words that Spark reads as names are names."""
+        """Return an expression's tokens. Words that Spark reads as names become names."""
         tokens = super().tokenize(sql, dialect)
         for place in places_of_names(tokens):
             word = tokens[place]
-            # For sqlglot, CASE and IF are names only in backticks.
+            # sqlglot reads CASE and IF as names only in backticks.
             needs_backticks = word.text.upper() in ("CASE", "IF")
             kind = TokenType.IDENTIFIER if needs_backticks else TokenType.VAR
             if word.token_type is not TokenType.IDENTIFIER:
@@ -144,7 +148,7 @@ def tree_of(text: str) -> exp.Expr:
 
 @cache
 def is_plain_name(word: str) -> bool:
-    """Return whether a word can be read as a name without regard to its place."""
+    """Return whether a word can be read as a name in any place."""
     try:
         tree = sqlglot.parse_one(word, dialect=Spark)
     # A word such as CASE is not an expression by itself.

@@ -29,8 +29,8 @@ from sluice.values.json_text import JSON_FIELD
 from sluice.values.sql_types import struct_fields
 
 Need = Literal["condition", "array", "key", "key or null", ""]
-"""The required type of an expression: BOOLEAN, ARRAY, a type of keys, a type of keys or a constant
-null, or any."""
+"""The required type of an expression: BOOLEAN, ARRAY, a type of keys (perhaps also a constant
+null), or any."""
 
 _ADDED_BY_SLUICE = frozenset({"top", "collect_sorted"})
 _NUMBERS = exp.Add | exp.Sub | exp.Mul | exp.Div | exp.Mod | exp.Neg
@@ -146,7 +146,7 @@ def require_valid(text: str, types: Mapping[str, str], where: str, need: Need = 
 
 
 def _require_backticks(tokens: Sequence[Token], types: Mapping[str, str], where: str) -> None:
-    """Raise TopologyError if a bare name is a field and also a constant or function of SQL."""
+    """Raise TopologyError if a bare name is a field, but also a constant or function of SQL."""
     for before, token, after in zip([None, *tokens], tokens, [*tokens[1:], None], strict=False):
         is_condition = before is not None and before.text.upper() in ("IS", "NOT")
         is_call = after is not None and after.token_type is TokenType.L_PAREN
@@ -163,7 +163,7 @@ def _require_backticks(tokens: Sequence[Token], types: Mapping[str, str], where:
 
 
 def _require_fields_once(tree: exp.Expr, where: str) -> None:
-    """Raise TopologyError if an object has a field's name twice: JSON could not tell them apart."""
+    """Raise TopologyError if an object has two fields of one name, which are the same in JSON."""
     for constructor in tree.find_all(exp.Struct, exp.Tuple, exp.ArraysZip):
         if _is_compared(constructor):
             continue
@@ -182,7 +182,10 @@ def _require_fields_once(tree: exp.Expr, where: str) -> None:
 
 
 def _is_compared(constructor: exp.Expr) -> bool:
-    """Return whether an object is only compared with an object, so that names do not matter."""
+    """Return whether an object is only compared with another object.
+
+    Then its names do not matter.
+    """
     return (
         isinstance(constructor.parent, exp.Predicate)
         or constructor.find_ancestor(exp.In) is not None
@@ -207,7 +210,7 @@ def _require_repeatable(node: exp.Func, text: str, where: str) -> None:
 
 
 def _require_of_record(node: exp.Func, where: str) -> None:
-    """Raise TopologyError for functions of other rows, such as rank, and for `count()`."""
+    """Raise TopologyError for functions that read other rows, such as rank, and for `count()`."""
     name = function_name(node)
     if name in _OF_ROWS:
         raise TopologyError(
@@ -252,7 +255,7 @@ def _require_functions(tokens: Sequence[Token], where: str) -> None:
 
 
 def _require_constants(node: exp.Anonymous, where: str) -> None:
-    """Raise TopologyError for a constant argument that no record's value can make right."""
+    """Raise TopologyError for a constant argument that makes a function fail for every record."""
     name = node.name.lower()
     if name == "top":
         _require_top(node, where)
@@ -274,8 +277,7 @@ _PATHS = {
     "variant_get": (is_variant_path, _IN_VARIANT),
     "try_variant_get": (is_variant_path, _IN_VARIANT),
 }
-"""Functions with a path as second argument: whether they read a text as a path, and what to
-write."""
+"""Functions with a path as second argument: whether a text is such a path, and what to write."""
 
 
 def _require_top(node: exp.Anonymous, where: str) -> None:
@@ -290,7 +292,7 @@ def _require_top(node: exp.Anonymous, where: str) -> None:
 
 
 def _require_arguments(node: exp.Expr, kinds: _Kinds, text: str, where: str) -> None:
-    """Raise TopologyError for an argument that Spark would refuse, by the table of arguments."""
+    """Raise TopologyError for an argument that Spark would reject, according to the table."""
     if isinstance(node, exp.Column | exp.Literal) or _is_in_lambda(node):
         return
     of_arguments = [kinds.of(argument) for argument in arguments_of(node)]
@@ -338,7 +340,10 @@ def _require_text(node: exp.Expr, kinds: _Kinds, text: str, where: str) -> None:
 
 
 def _misplaced(tree: exp.Expr, text: str) -> Iterator[tuple[str, str]]:
-    """Describe aggregates in aggregates, and fields outside of aggregates, each with advice."""
+    """Yield misplaced aggregates, and misplaced fields: for each, a description and advice.
+
+    Aggregates must not be within aggregates, and fields must not be outside of them.
+    """
     inner = [node for node in tree.walk() if aggregates(node)]
     if not inner:
         return
@@ -370,17 +375,17 @@ def _above(node: exp.Expr) -> Iterator[exp.Expr]:
 class _Kinds:
     """The types of an expression's parts.
 
-    They are found together, because each follows from those of smaller parts.
+    They are found together, because each type follows from the types of smaller parts.
     """
 
     def __init__(self, tree: exp.Expr, types: Mapping[str, str]) -> None:
         self._types = types
-        # The tree is kept in a cache, so the ids of its nodes stay the same.
+        # A cache keeps the tree alive, so the ids of its nodes stay the same.
         self._of_parts: dict[int, str] = {}
         parts = [type_expression(tree, types)]
         for part in parts:
             # Several expressions may stand for one node, such as the two comparisons of BETWEEN.
-            # The expression that has the node's own type comes before its parts.
+            # Keep the first one: the expression with the node's own type comes before its parts.
             self._of_parts.setdefault(id(part.node), part.type)
             parts.extend(part.parts)
 

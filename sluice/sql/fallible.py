@@ -1,9 +1,9 @@
 """Finds expressions that can fail for some record, and the parts that cause the failure.
 
 In Spark's ANSI mode, a division by zero, a failed CAST or a number out of range ends the query.
-Expressions that can fail are therefore wrapped (`plan.layers.FallibleExpression`), so that only
-their record fails. All other expressions are computed directly. If bytes that are not UTF-8 are
-cast to text, the cast fails, too, although Spark would replace these bytes.
+Expressions that can fail are therefore wrapped (`plan.layers.FallibleExpression`): then, only their
+record fails. All other expressions are computed directly. If bytes that are not UTF-8 are cast to
+text, the cast fails, too, although Spark would replace these bytes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def failure_causes(text: str) -> Iterator[tuple[str, str]]:
         if node.find_ancestor(exp.Lambda) or isinstance(node, exp.Lambda):
             continue
         if isinstance(node, exp.If) and isinstance(node.parent, exp.Case):
-            # A branch of CASE is not an expression that can be computed alone.
+            # A branch of CASE cannot be computed alone, because it is not an expression.
             continue
         part = written(node, text)
         if isinstance(node, _DIVISIONS):

@@ -1,4 +1,4 @@
-"""The table of arguments: which types each function and operator of Spark SQL takes.
+"""A table of the types of arguments that each function and operator of Spark SQL accepts.
 
 The types are those that Spark accepts, with conversions such as that of a text to a number.
 Aggregates are stricter, because Sluice computes them itself (`values.aggregate_calls`).
@@ -32,19 +32,19 @@ class Accepted:
     """The types that an argument may have."""
 
     name: str
-    """What the argument must be, for errors."""
+    """A description of the types, for errors."""
     heads: frozenset[str]
     """The types without their digits, elements and fields."""
     advice: str
-    """What an author can do with a value of another type."""
+    """Advice on what to do with a value of another type."""
 
 
 def _accepted(name: str, heads: Iterable[str], advice: str) -> Accepted:
     return Accepted(name, frozenset(heads), advice)
 
 
-# Spark converts a text to a number or a time where a function needs one, with the exception of
-# functions that take a PLAIN_NUMBER, a PLAIN_WHOLE, a MOMENT or a DATE.
+# Where a function needs a number or a time, Spark converts a text. The exceptions are functions
+# that take a PLAIN_NUMBER, a PLAIN_WHOLE, a MOMENT or a DATE.
 _CAST = "Use another field, or convert it"
 NUMBER = _accepted("a number", {*_NUMBERS, "STRING"}, f"{_CAST}: CAST(... AS DOUBLE).")
 WHOLE = _accepted("a whole number", {*_WHOLE, "STRING"}, f"{_CAST}: CAST(... AS BIGINT).")
@@ -96,10 +96,10 @@ _OF_TAKES: dict[Takes, Accepted | None] = {
         "largest y.",
     ),
 }
-"""What an argument of an aggregate must be → the types that Spark SQL has for it."""
+"""Requirement on an argument of an aggregate → the Spark SQL types that meet it."""
 
 _SAME_ARGUMENTS = {"median": "percentile", "count_if": "bool_and"}
-"""Aggregate that is computed by another one → an aggregate that takes the same arguments."""
+"""Aggregate → another aggregate that takes the same arguments, and computes it."""
 _COMPARISONS = (
     exp.EQ,
     exp.NEQ,
@@ -211,8 +211,7 @@ TABLE: dict[RuleKey, tuple[Accepted | None, ...]] = {
     "map_concat": (MAP, MAP),
 }  # fmt: skip
 """Function → the types that its arguments may have, in the order of `Rule.arguments`; None for any
-type. If a function takes more arguments than are listed, they may have any type, as may all
-arguments of a function that is not listed."""
+type. Arguments that are not listed may have any type, as may all arguments of other functions."""
 
 _CASTS: dict[str, frozenset[str]] = {
     **dict.fromkeys(_NUMBERS, _NUMBERS | {"STRING", "BOOLEAN", "TIMESTAMP"}),
@@ -293,13 +292,13 @@ def _unfit_together(
             return _unlike(map_key_type(kinds[0]), arguments, kinds, _are_comparable)
         case exp.Bracket() if _head(kinds[0]) == "ARRAY":
             return _unlike("INT", arguments, kinds, _are_alike)
-        case exp.ConcatWs():  # takes texts and lists together, and is a kind of exp.Concat
+        case exp.ConcatWs():  # Takes texts and lists together. It is a subclass of exp.Concat.
             return None
         case exp.Concat() | exp.DPipe():
             return _unlike(kinds[0], arguments, kinds, _are_both_lists_or_texts)
         case exp.Case() if node.this is not None:
-            # First come the types of x and of the values with which `CASE x` compares it, and then
-            # the types of the results.
+            # The first types are those of x and of the values with which `CASE x` compares it. Then
+            # come the types of the results.
             return _unlike(kinds[0], arguments, kinds[: 1 + len(node.args["ifs"])], _are_comparable)
         case _ if isinstance(node, _OF_ONE_TYPE):
             return _unlike(kinds[0], arguments, kinds, _are_comparable)
@@ -312,7 +311,7 @@ def _unlike(
     kinds: Sequence[str],
     fit: Callable[[str, str], bool],
 ) -> Misfit | None:
-    """Return the first of the further arguments whose type does not fit `kind`, the first one's."""
+    """Return the first further argument whose type does not fit the first argument's, `kind`."""
     for argument, other in zip(arguments[1:], kinds[1:], strict=False):
         if not fit(kind, other):
             return Misfit(argument, f"a value like {kind}", _SAME_TYPE)
@@ -326,7 +325,7 @@ def _accepted_by(node: exp.Expr) -> Sequence[Accepted | None]:
     name = aggregate_name(node)
     if (takes := ARGUMENTS.get(_SAME_ARGUMENTS.get(name, name))) is not None:
         return [_OF_TAKES[each] for each in takes]
-    # The values of `CASE x WHEN y` are compared with x.
+    # In `CASE x WHEN y`, the value y is compared with x.
     if (
         isinstance(node, exp.If)
         and isinstance(node.parent, exp.Case)
@@ -364,7 +363,7 @@ def _are_alike(kind: str, other: str) -> bool:
 
 
 def _second_summand(node: exp.Expr, heads: Sequence[str]) -> tuple[str, str] | None:
-    """Return what the second summand must be, with advice.
+    """Describe the types that the second summand must have, with advice.
 
     Return None if Spark can add or subtract values of these types.
     """

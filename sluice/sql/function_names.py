@@ -1,6 +1,7 @@
 """The names of Spark SQL 4.2's functions. Any other function is a mistake.
 
-`rules` has the rules of the functions that Arrow computes, and `arrow_evaluation` computes them.
+For the functions that Arrow computes, `rules` has the rules, and `arrow_evaluation` the
+computations.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ REGISTERED = frozenset(
     xpath_int xpath_long xpath_number xpath_short xpath_string xxhash64 year zeroifnull zip_with
     """.split()  # noqa: SIM905  (a list literal with one name per line would take 550 lines)
 )
-"""The functions that `SHOW SYSTEM FUNCTIONS` lists, without operators that are signs."""
+"""The functions that `SHOW SYSTEM FUNCTIONS` lists, without operators such as `+`."""
 
 FUNCTIONS = REGISTERED | {"try_cast", "timestampadd", "timestampdiff"}
-"""All functions, also those that only Spark's parser knows."""
+"""All functions, including those that only Spark's parser knows."""

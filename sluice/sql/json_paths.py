@@ -22,7 +22,7 @@ _INDEX = re.compile(r"\[\s*(\d+)\]", re.ASCII)
 def is_json_path(text: str) -> bool:
     """Return whether `get_json_object` reads the text as a path.
 
-    For other texts, it is null or fails for every value.
+    For other texts, the function returns null or fails for every value.
     """
     return _PATH.fullmatch(text) is not None and _has_indices_below(2**63, text)
 
@@ -30,7 +30,7 @@ def is_json_path(text: str) -> bool:
 def is_variant_path(text: str) -> bool:
     """Return whether `variant_get` reads the text as a path.
 
-    For other texts, it fails for every value.
+    For other texts, the function fails for every value.
     """
     return _PATH_IN_VARIANT.fullmatch(text) is not None and _has_indices_below(2**31, text)
 

@@ -26,8 +26,8 @@ _OPERATIONS: Sequence[Mapping[TokenType, type[exp.Binary]]] = (
     {TokenType.LT: exp.BitwiseLeftShift, TokenType.GT: exp.BitwiseRightShift},
     {TokenType.PLUS: exp.Add, TokenType.DASH: exp.Sub, TokenType.DPIPE: exp.DPipe},
 )  # fmt: skip
-"""Operators between two values, from those that bind least tightly on. Those such as `*` bind most
-tightly."""
+"""Operators between two values, in levels, from those that bind least tightly to those, such as
+`*`, that bind most tightly."""
 _SHIFTS = 4
 _LEVELS: dict[TokenType, int] = {}
 for _level, _signs in enumerate(_OPERATIONS):
@@ -38,9 +38,9 @@ for _level, _signs in enumerate(_OPERATIONS):
 class OperatorOrder(Spark.Parser):  # type: ignore[valid-type, misc]
     """A parser with Spark's order of operators."""
 
-    # After IS DISTINCT FROM, there is a value.
+    # After IS DISTINCT FROM, parse a value.
     IS_PREDICATE_PRECEDENCE = IsPredicatePrecedence.HIGH
-    # Only an operand of AND and OR begins with NOT.
+    # NOT may only begin an operand of AND and OR.
     UNARY_PARSERS = {  # noqa: RUF012
         kind: of for kind, of in Spark.Parser.UNARY_PARSERS.items() if kind is not TokenType.NOT
     }
@@ -68,7 +68,7 @@ class OperatorOrder(Spark.Parser):  # type: ignore[valid-type, misc]
 
     @override
     def _parse_column_ops(self, this: exp.Expr | None) -> exp.Expr | None:
-        # Brackets, dots and :: can be after a value, but not after `a IS NULL`.
+        # Brackets, dots and :: can follow a value, but not `a IS NULL`.
         if isinstance(this, exp.Is | exp.Not):
             return this
         value: exp.Expr | None = super()._parse_column_ops(this)
@@ -76,7 +76,7 @@ class OperatorOrder(Spark.Parser):  # type: ignore[valid-type, misc]
 
     @override
     def _parse_bitwise(self) -> exp.Expr | None:
-        """Parse a value: AND, OR, NOT and predicates are only in parentheses."""
+        """Parse a value, which contains AND, OR, NOT and predicates only in parentheses."""
         return self._parse_operation(0)
 
     def _parse_operation(self, loosest: int) -> exp.Expr | None:
@@ -91,10 +91,10 @@ class OperatorOrder(Spark.Parser):  # type: ignore[valid-type, misc]
         return value
 
     def _level(self) -> int:
-        """Return how tightly the next operator binds, or -1 if no operator comes next."""
+        """Return how tightly the next token binds; -1 if it is not an operator."""
         sign, following = self._curr, self._next
         if sign.token_type in _OPERATIONS[_SHIFTS] and following.token_type is sign.token_type:
-            # The two halves of a sign such as `<<` are two tokens.
+            # The tokens have the two halves of a sign such as `<<` separately.
             if following.start == sign.end + 1:
                 return _SHIFTS
             return -1

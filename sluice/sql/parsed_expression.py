@@ -1,4 +1,4 @@
-"""Spark SQL expressions parsed without Spark: fields, aggregates, and how to rename columns."""
+"""Parses Spark SQL expressions without Spark: finds fields and aggregates, and renames columns."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ from sluice.values.sql_types import names_within, struct_fields
 
 MOST_LEVELS = 200
 _MOST_BRACKETS = 40
-"""The most levels of a parsed expression, and the most nested brackets. Python allows 1,000 nested
-calls. sqlglot needs about 15 calls for each bracket, and the planner two or three for each level.
-Airflow and the author's code need some of the 1,000 calls, too."""
+"""The most levels of a parsed expression, and the most nested brackets.
+
+Python allows 1,000 nested calls. sqlglot needs about 15 calls for each bracket, and the planner two
+or three for each level. Airflow and the author's code need some of these calls, too.
+"""
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,8 @@ class ParsedExpression:
     names: tuple[tuple[str, int, int], ...]
     aggregates: bool
     naming: Mapping[int, _Naming] = field(default_factory=dict)
-    """Start of a column in the text → how Spark names a field of the result after the column, as in
-    `struct(amount)`. The field keeps this name when other SQL replaces the column."""
+    """Start of a column in the text → how Spark names a field of the result after this column, as
+    in `struct(amount)`. The field keeps this name when other SQL replaces the column."""
 
     @property
     def fields(self) -> frozenset[str]:
@@ -52,7 +54,7 @@ class ParsedExpression:
         return self._replaced(columns, lambda name, _: name)
 
     def on_results(self, results: Mapping[str, str]) -> str:
-        """Return the expression with intermediate results' names replaced by `results[name]`.
+        """Return the expression, with `results[name]` in place of intermediate results' names.
 
         The author did not choose the names of intermediate results. If Spark would name a field of
         the result after an intermediate result, the field gets a number instead, such as `col1`.
@@ -84,9 +86,9 @@ class _Naming:
         """Return SQL that gives the field this name."""
         if self.takes_alias:
             return f"{sql} AS {quoted(name)}"
-        # Where AS is not allowed, the value is read from the field `name` of an extra struct,
-        # because Spark then gives the result's field the same name. Spark's optimizer removes the
-        # struct.
+        # Where AS is not allowed, put the value into the field `name` of an extra struct, and read
+        # it from there. Spark then gives the result's field the same name. Spark's optimizer
+        # removes the struct.
         return f"{named_struct({name: sql})}.{quoted(name)}"
 
 
@@ -132,7 +134,7 @@ def _not_an_expression(text: str, error: Exception) -> TopologyError:
     if problem.get("col"):
         where = f" (column {problem['col']})"
     mistake = str(problem.get("description") or error)
-    # The author does not know the names of sqlglot's classes and functions.
+    # Leave out internal errors, because the author does not know sqlglot's classes and functions.
     if not isinstance(error, SqlglotError):
         mistake = "a function has other arguments"
     elif mistake.startswith("Required keyword"):
@@ -187,7 +189,7 @@ def _levels(tree: exp.Expr) -> int:
 
 
 def _brackets(text: str) -> int:
-    """Return how deep brackets, and CASE ... END, are nested."""
+    """Return the depth to which brackets, and CASE ... END, are nested."""
     opening, closing = (*OPENING, TokenType.CASE), (*CLOSING, TokenType.END)
     depth = deepest = 0
     for token in tokens_of(text):
@@ -198,7 +200,7 @@ def _brackets(text: str) -> int:
 
 @cache
 def _with_a_quoted_keyword(text: str) -> str:
-    """Return the text, made valid with backticks around a keyword; empty if that is impossible."""
+    """Put backticks around a keyword if this makes the text valid. Return an empty text if not."""
     with suppress(SqlglotError):
         for token in tokens_of(text):
             quotes = f"{text[: token.start]}`{token.text}`{text[token.end + 1 :]}"
@@ -219,13 +221,13 @@ def reference(name: str) -> str:
 def backticks_for(text: str, known: Mapping[str, str]) -> str:
     """Return advice to write backticks around fields that need them, if the text lacks them.
 
-    `known` are the fields with their types, from which the fields of nested objects follow.
+    `known` has the fields with their types. The types contain the fields of nested objects.
     """
     bare: list[str] = []
     for name in dict.fromkeys(names_within(known)):
         if reference(name) != name and _in_backticks(text, [name]) != text:
             bare.append(name)
-    # Backticks around a word that the text uses as a keyword make the text invalid.
+    # If the text uses one of the words as a keyword, backticks around it make the text invalid.
     if not _is_expression(_in_backticks(text, bare)):
         bare = [name for name in bare if _is_expression(_in_backticks(text, [name]))]
     if not bare:
@@ -237,7 +239,7 @@ def backticks_for(text: str, known: Mapping[str, str]) -> str:
 
 
 def _in_backticks(text: str, names: Iterable[str]) -> str:
-    """Return the text with backticks around these names where they have none."""
+    """Put backticks around these names in the text where they have none."""
     # Longest names first: otherwise, a short name would match the start of a longer name.
     longest_first = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
     pattern = "(?!)"
@@ -310,7 +312,7 @@ def require_known(expression: ParsedExpression, known: Mapping[str, str], where:
 
 
 def require_aggregate(expression: ParsedExpression, where: str, *, aggregate: bool) -> None:
-    """Raise TopologyError if the expression aggregates and must not, or vice versa."""
+    """Raise TopologyError if an expression aggregates, but must not, or the other way round."""
     if aggregate and not expression.aggregates:
         raise TopologyError(
             f"{where}: {expression.text!r} must aggregate, like count(*) or sum(x).",

@@ -1,4 +1,4 @@
-"""The types of the results of functions that only Spark computes.
+"""Finds the types of the results of functions that only Spark computes.
 
 A type may be known in part: the fields of `struct(f(x) AS a)` have the type `STRUCT<a: >` if the
 type of `f(x)` is unknown.
@@ -56,7 +56,7 @@ def path_type(kind: str, names: Sequence[str]) -> str:
 
 
 def _part_type(kind: str, name: str) -> str:
-    """Return the type that a path reads: a field, a map's value, or a field of a list's objects."""
+    """Return the type of a path's next part: a field, a map's value, or a list elements' field."""
     if element := element_type(kind):
         # Spark cannot read the fields of objects in a list of lists.
         return list_type(_field_type(element, name))
@@ -83,9 +83,9 @@ def map_type(key: str, value: str) -> str:
 
 
 def widest_type(kinds: Kinds) -> str:
-    """Return the type to which Spark converts values of these types, also if their parts differ.
+    """Return the type to which Spark converts values of these types, even if their parts differ.
 
-    Empty if it is unknown.
+    Empty if the type is unknown.
     """
     different = known_types(kinds)
     if len(different) < 2:
@@ -129,7 +129,7 @@ def type_of_schema(text: str) -> str:
 
 
 def _with_digits(kind: str) -> str:
-    """Return the type with all decimals' digits, also of decimals declared without digits."""
+    """Return the type, with the digits of all decimals, even of those declared without digits."""
     if fields := struct_fields(kind):
         return struct_type({name: _with_digits(of_field) for name, of_field in fields.items()})
     if element := element_type(kind):
@@ -303,7 +303,7 @@ _WITHOUT_ARGUMENTS = frozenset({exp.Array})
 
 
 def _result_of(function: exp.Expr | None, variables: Kinds, type_in: TypeIn) -> str:
-    """Return the type of a lambda's result, whose variables have these types."""
+    """Return the type of a lambda's result, given the types of its variables."""
     if not isinstance(function, exp.Lambda):
         return ""
     names = [name.name for name in function.expressions]
@@ -313,8 +313,8 @@ def _result_of(function: exp.Expr | None, variables: Kinds, type_in: TypeIn) -> 
 
 
 def _with_columns(body: exp.Expr, names: set[str]) -> exp.Expr:
-    """Return the body of a lambda with a column in place of each of these variables."""
-    # A parent is needed for `replace`.
+    """Return the body of a lambda, with a column in place of each of these variables."""
+    # `replace` works only on a node with a parent.
     root = exp.Paren(this=body.copy())
     for name in [*root.find_all(exp.Identifier)]:
         is_part = isinstance(name.parent, exp.Column) or (
@@ -394,12 +394,12 @@ def _zip_of_lists(node: exp.Expr, kinds: Kinds) -> str:
 
 
 def _branch(node: exp.Expr, kinds: Kinds) -> str:
-    """Return the type of an IF, which is the type of one of its two results."""
+    """Return the type of an IF: the common type of its two results."""
     return _common(kinds[1:])
 
 
 def _branches(node: exp.Expr, kinds: Kinds) -> str:
-    """Return the type of a CASE: that of one of its results, which follow the conditions."""
+    """Return the type of a CASE: the common type of its results. These follow the conditions."""
     conditions = len(node.args["ifs"]) + (node.this is not None)
     return _common(kinds[conditions:])
 
@@ -425,7 +425,7 @@ def _of_variant(node: exp.Expr, kinds: Kinds) -> str:
 
 
 def _of_constant(schema: exp.Expr | None) -> str:
-    """Return the type that a constant text describes; empty for a schema that is computed."""
+    """Return the type that a constant text describes; empty if the schema is computed."""
     if isinstance(schema, exp.Literal) and schema.is_string:
         return type_of_schema(schema.name)
     return ""

@@ -51,7 +51,7 @@ Kinds: TypeAlias = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Signature:
-    """What a function does with arguments of certain types."""
+    """The signature of a function for arguments of certain types."""
 
     type: str = ""
     """The Spark SQL type of the result; an empty text if the type is unknown."""
@@ -61,15 +61,14 @@ class Signature:
     fails: bool = False
     """Whether a record's values can make the function fail, or give NaN or infinity."""
     problem: str = ""
-    """The part of the expression that only Spark computes; empty if this is the whole
-    expression."""
+    """The part of the expression that only Spark computes; empty if it is the whole expression."""
 
 
 Resolve: TypeAlias = Callable[[exp.Expr, Kinds], Signature]
 Order: TypeAlias = Literal["until null", "backwards", "from divisor", "all"]
 """Which arguments Spark computes for a row:
 
-- "until null": one after the other, up to the first argument that is null,
+- "until null": in order, up to the first argument that is null,
 - "backwards": the same, but beginning with the last argument,
 - "from divisor": like "backwards", but also only up to an argument that is 0, or
 - "all": all arguments.
@@ -170,7 +169,7 @@ def _of_pair(kind: str, *, fails: bool) -> Signature:
 
 
 def _always(result: str, *operands: str, fails: bool = False, of_any: bool = False) -> Resolve:
-    """Return a function with a result of the type `result`.
+    """Return the `Resolve` of a function whose result has the type `result`.
 
     Its arguments are converted to `operands`.
 
@@ -186,14 +185,14 @@ def _always(result: str, *operands: str, fails: bool = False, of_any: bool = Fal
 
 
 def _only_spark(result: str) -> Resolve:
-    """Return a function that only Spark computes, and that may fail."""
+    """Return the `Resolve` of a function that only Spark computes, and that may fail."""
     return lambda node, kinds: Signature(result, None, fails=True)
 
 
 def _exactly(result: str, *allowed: Kinds) -> Resolve:
-    """Return a function of arguments of exactly these types.
+    """Return the `Resolve` of a function of arguments of exactly these types.
 
-    For other types, only Spark knows whether it fails.
+    For other types, only Spark knows whether the function fails.
     """
 
     def resolve(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -265,26 +264,30 @@ _COMPARABLE = ("STRING", "BOOLEAN", "TIMESTAMP", "DATE", "DOUBLE")
 
 
 def _comparison(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Compare numbers with numbers, and other values with values of their type.
+    """Return the signature of a comparison: of numbers, or of two values of the same type.
 
     Spark compares a text with a number by casting the text to a number, which can fail.
     """
     different = known_types(kinds)
     fails = "" in different or not (len(different) <= 1 or all(map(is_number, different)))
     kind = _comparison_type(different)
-    # Spark puts more than ten options of IN into a set, in which 0.0 and -0.0 are different.
+    # If IN has more than ten options, Spark puts them into a set, in which 0.0 and -0.0 are
+    # different.
     is_in_doubles = isinstance(node, exp.In) and kind == "DOUBLE"
     is_comparable = kind in _COMPARABLE or is_exact(kind)
     if not is_comparable or is_in_doubles:
         return Signature("BOOLEAN", None, fails)
-    # The options of IN come from UNNEST(...) or from a query, which only Spark computes.
+    # Without listed options, IN has UNNEST(...) or a query, which only Spark computes.
     if isinstance(node, exp.In) and not node.expressions:
         return Signature("BOOLEAN", None, fails=True)
     return Signature("BOOLEAN", (kind,) * len(kinds), fails)
 
 
 def _comparison_type(kinds: list[str]) -> str:
-    """Return the type to which compared values are converted; for exact numbers, it holds all."""
+    """Return the type to which compared values are converted.
+
+    It holds all values of exact numbers.
+    """
     if len(kinds) > 1 and all(map(is_exact, kinds)) and not all(map(is_integer, kinds)):
         precision, scale = wide_decimal(map(_fewest_digits, kinds))
         if precision <= MOST_DIGITS:
@@ -295,14 +298,14 @@ def _comparison_type(kinds: list[str]) -> str:
 
 def _fewest_digits(kind: str) -> tuple[int, int]:
     """Return the precision and scale of the smallest decimal that holds all numbers of a type."""
-    # Spark's decimal for a BIGINT has 20 digits, but 19 hold the largest BIGINT.
+    # Spark's decimal for a BIGINT has 20 digits, but the largest BIGINT has only 19 digits.
     if kind == "BIGINT":
         return (19, 0)
     return digits(kind)
 
 
 def _choice(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Return one of several values, as their common type."""
+    """Return the signature for a choice of one of several values: their common type."""
     kind = "" if "" in kinds else common_type(kinds)
     if kind in ("", VOID):
         return Signature(kind, None, fails=not kind)
@@ -363,7 +366,7 @@ def _present(*parts: exp.Expr | None) -> list[exp.Expr]:
 
 
 def _addition(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Add or subtract."""
+    """Return the signature of an addition or a subtraction."""
 
     def of_decimals(left: tuple[int, int], right: tuple[int, int]) -> tuple[int, int]:
         scale = max(left[1], right[1])
@@ -397,7 +400,7 @@ def _arithmetic(
 
 
 def _numbers(kinds: Kinds) -> str:
-    """Return DOUBLE, DECIMAL, BIGINT or INT, with which an operation computes; otherwise empty."""
+    """Return the type in which an operation computes: DOUBLE, DECIMAL, BIGINT, INT or none."""
     if not all(map(is_number, kinds)):
         return ""
     if "DOUBLE" in kinds:
@@ -408,7 +411,10 @@ def _numbers(kinds: Kinds) -> str:
 
 
 def _operands_digits(node: exp.Expr, kinds: Kinds) -> list[tuple[int, int]]:
-    """Return each argument's precision and scale; an integer literal has its text's digits."""
+    """Return each argument's precision and scale.
+
+    An integer literal has just the digits of its text.
+    """
     pairs: list[tuple[int, int]] = []
     for argument, kind in zip(_arguments_of(node), kinds, strict=True):
         if isinstance(argument, exp.Literal) and is_integer(kind):
@@ -443,9 +449,9 @@ def _remainder(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _modulus(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Return the remainder with the divisor's sign.
+    """Return the signature of a remainder that has the divisor's sign.
 
-    Only of whole numbers, because Spark may round other numbers.
+    Only for whole numbers, because Spark may round other numbers.
     """
     kind = ""
     if len(kinds) == 2:
@@ -456,7 +462,7 @@ def _modulus(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _bits(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Return an operation on the bits of whole numbers."""
+    """Return the signature of an operation on the bits of whole numbers."""
     kind = common_type(kinds)
     if not is_integer(kind):
         return Signature(fails=True)
@@ -502,7 +508,7 @@ def _absolute(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _number_of(kind: str) -> str:
-    """Return the type of number to which Spark converts a value; empty if not number or text."""
+    """Return the number type to which Spark converts a value; empty if it is no number or text."""
     if kind == "STRING":
         return "DOUBLE"
     return _if_number(kind)
@@ -527,8 +533,8 @@ def _null_on_failure(resolve: Resolve) -> Resolve:
 
     def resolve_or_null(node: exp.Expr, kinds: Kinds) -> Signature:
         signature = resolve(node, kinds)
-        # `try_` does not prevent NaN and infinity. They cannot be written, so a record with them
-        # still fails.
+        # `try_` does not prevent NaN and infinity. They cannot be written, so records with such
+        # results still fail.
         fails = signature.operands is None or "DOUBLE" in (*signature.operands, signature.type)
         return Signature(signature.type, signature.operands, fails)
 
@@ -536,7 +542,7 @@ def _null_on_failure(resolve: Resolve) -> Resolve:
 
 
 def _rounding(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Round to a number of decimal places.
+    """Return the signature of rounding to a number of decimal places.
 
     Only Spark rounds doubles: it rounds the digits that Java writes.
     """
@@ -550,7 +556,7 @@ def _rounding(node: exp.Expr, kinds: Kinds) -> Signature:
         return Signature(_if_number(kind), None, fails=True)
     precision, scale = precision_and_scale(kind)
     new_scale = min(scale, number)
-    # Rounding up can need a digit more, as from 9.99 to 10.0.
+    # Rounding up can add a digit, as from 9.99 to 10.0.
     new_precision = min(precision - scale + 1 + new_scale, MOST_DIGITS)
     return _if_known(
         decimal(new_precision, new_scale),
@@ -560,7 +566,7 @@ def _rounding(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _floor_or_ceil(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Round up or down to a whole number."""
+    """Return the signature of rounding up or down to a whole number."""
     kind = kinds[0]
     if len(kinds) > 1 or not is_number(kind):
         return Signature(fails=True)
@@ -599,7 +605,7 @@ def _cast(node: exp.Expr, kinds: Kinds) -> Signature:
     is_tried = bool(node.args.get("safe"))
     if to == "STRING":
         is_known = of in _TO_TEXT or is_decimal(of)
-        # Bytes that are not UTF-8 have no text: see `fallible.with_utf8_checks`.
+        # Bytes that are not UTF-8 cannot become a text: see `fallible.with_utf8_checks`.
         fails = of in ("", "BINARY") and not is_tried
         return Signature(to, _kinds_if(is_known, kinds), fails)
     if isinstance(node.this, exp.Literal) and is_plain_time(node.this.name, to):
@@ -639,7 +645,7 @@ def _is_widening(of: str, to: str) -> bool:
     if not is_exact(of) or not is_decimal(to):
         return False
     (of_precision, of_scale), (precision, scale) = digits(of), precision_and_scale(to)
-    # Spark's decimal for a BIGINT has 20 digits, but 19 hold the largest BIGINT.
+    # Spark's decimal for a BIGINT has 20 digits, but the largest BIGINT has only 19 digits.
     if of == "BIGINT":
         of_precision = 19
     return of_scale <= scale and of_precision - of_scale <= precision - scale
@@ -672,7 +678,8 @@ def _field_name(node: exp.Expr) -> str:
     """Return a field's name: after AS, or a path's last part; empty for other expressions."""
     match node.unnest():
         case exp.PropertyEQ() as named:
-            # sqlglot numbers the fields that have no name. These numbers have no place in the text.
+            # sqlglot numbers the fields that have no name. Unlike names, these numbers have no
+            # position in the text.
             is_name = not named.this.meta.keys().isdisjoint(("start", GIVEN))
             if is_name:
                 return named.name
@@ -708,7 +715,7 @@ def _size(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _element(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Read `x[y]`, which fails if a list lacks the index, and is null if a map lacks the key."""
+    """Return the signature of `x[y]`. It fails if a list lacks the index; a map gives null."""
     if len(kinds) != 2:
         return Signature(fails=True)
     of, by = kinds
@@ -729,7 +736,7 @@ def _array_contains(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _map_part(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Return the keys or the values of a map."""
+    """Return the signature of the keys or the values of a map."""
     if isinstance(node, exp.MapKeys):
         of = map_key_type(kinds[0])
     else:
@@ -750,7 +757,7 @@ _JSON_OPTIONS = tree_of(struct_json("x")).args["options"]
 
 
 def _json_text(node: exp.Expr, kinds: Kinds) -> Signature:
-    # With other options, to_json writes other texts, which only Spark knows.
+    # With other options, `to_json` writes other texts, which only Spark can write.
     is_known = node.args.get("options") == _JSON_OPTIONS and bool(struct_fields(kinds[0]))
     if not is_known:
         return Signature("STRING", None, fails=True)
@@ -760,7 +767,7 @@ def _json_text(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def json_problem(kind: str) -> str:
-    """Return why only Spark writes the JSON of a type; an empty text if Arrow writes it."""
+    """Return why only Spark can write the JSON of a type; an empty text if Arrow can."""
     if parts := _parts_of(kind):
         return next(filter(None, map(json_problem, parts)), "")
     if kind in _IN_JSON or is_decimal(kind):
@@ -769,9 +776,9 @@ def json_problem(kind: str) -> str:
 
 
 def key_problem(kind: str) -> str:
-    """Return why only Spark makes the texts of keys of a type.
+    """Return why only Spark can make the texts of keys of a type.
 
-    Return an empty text if Arrow makes them.
+    Return an empty text if Arrow can make them.
     """
     if json_problem(kind):
         return f"a key of type {kind or 'that is unknown'}"
@@ -802,7 +809,7 @@ _IN_JSON = ("STRING", "BOOLEAN", "INT", "BIGINT", "DOUBLE", "TIMESTAMP", "DATE",
 
 
 def _from_json(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Return the value of JSON that Sluice has written.
+    """Return the signature for reading JSON that Sluice has written.
 
     Only Spark reads the JSON of other programs.
     """
@@ -835,7 +842,7 @@ def json_of(node: exp.Substring) -> exp.Expr | None:
 
 
 def _concat(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Concatenate texts, and other values as text.
+    """Return the signature of a concatenation of texts, and of other values as text.
 
     Spark also concatenates bytes and arrays.
     """
@@ -850,18 +857,22 @@ def _concat(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _reverse(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Return the reverse of a text, or of another value as text. Spark also reverses lists."""
+    """Return the signature of the reverse of a text, or of another value as text.
+
+    Spark also reverses lists.
+    """
     is_known = kinds == ("STRING",)
     kind = "" if kinds[0].startswith("ARRAY") else _text_or_bytes(kinds)
     return _if_known(kind, kinds, is_known=is_known)
 
 
 _SAME_TEXT = ("STRING", "BOOLEAN", "DATE", "TIMESTAMP")
-"""The types, besides integers and decimals, whose values Arrow and Spark write as the same text."""
+"""Types whose values Arrow and Spark write as the same text, in addition to integers and
+decimals."""
 
 
 def _has_same_text(kind: str) -> bool:
-    """Return whether Arrow and Spark write the values of a type as the same text."""
+    """Return whether Arrow and Spark write values of this type as the same text."""
     return is_integer(kind) or is_decimal(kind) or kind in _SAME_TEXT
 
 
@@ -872,7 +883,7 @@ def _like(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _of_text(result: str, *operands: str) -> Resolve:
-    """Return a function of a text.
+    """Return the `Resolve` of a function of a text.
 
     Its other arguments are constants of these types, and not null.
     """
@@ -896,7 +907,7 @@ def _substring(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _first_characters(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Return the first characters of a text, or the first bytes of bytes."""
+    """Return the signature of the first characters of a text, or the first bytes of bytes."""
     signature = _always("STRING", "STRING", "INT")(node, kinds)
     return Signature(_text_or_bytes(kinds), signature.operands, signature.fails)
 
@@ -927,7 +938,7 @@ def _replace(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _regexp_like(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Return a match with a regular expression that means the same to Arrow and to Java."""
+    """Return the signature of a match with a pattern, if Arrow and Java understand it alike."""
     signature = _of_text("BOOLEAN", "STRING")(node, kinds)
     if signature.operands is None or not _is_common_pattern(node.expression.name):
         # The regular expression may be one that Java rejects.
@@ -954,7 +965,7 @@ def _split(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 _SIGNS = r"\\[\\.\[\](){}*+?^$|/-]"
-"""A character that stands for itself after a backslash."""
+"""A pattern for an escaped character that stands for itself."""
 _ONE = (
     rf"(?:[^\\.\[\](){{}}*+?^$|]|{_SIGNS}|\\d|\\w|"
     rf"\[\^?(?:[^\\\[\]^&-]|{_SIGNS}|\\d|\\w|[A-Za-z0-9]-[A-Za-z0-9])+\])"
@@ -965,7 +976,7 @@ _COMMON = re.compile(rf"\^?(?:{_ONE}(?:[*+?]|\{{\d{{1,2}}(?:,\d{{0,2}})?\}})?)*\
 def _is_common_pattern(pattern: str) -> bool:
     """Return whether a regular expression has only parts that mean the same for Java and for Arrow.
 
-    `$` counts as such a part, since `arrow_texts.matches` writes it as Java understands it.
+    `$` counts as such a part, because `arrow_texts.matches` translates Java's `$` for Arrow.
     """
     return _COMMON.fullmatch(pattern) is not None and pattern.isascii()
 
@@ -988,7 +999,7 @@ _TIME_OF_DAY = _exactly("INT", ("TIMESTAMP",))
 
 
 def _to_day(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Return a cast to DATE, which sqlglot also puts around arguments of functions of dates."""
+    """Return the signature of a cast to DATE. sqlglot adds such casts to functions of dates."""
     is_known = kinds in (("DATE",), ("TIMESTAMP",), ("STRING",)) and node.args.get("format") is None
     # The cast of a text that is not a date fails.
     fails = not is_known or kinds == ("STRING",)
@@ -1007,7 +1018,7 @@ def _truncation(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _days_added(node: exp.Expr, kinds: Kinds) -> Signature:
-    # sqlglot writes date_sub as an addition of `days * -1`, so even constant days are an
+    # sqlglot turns `date_sub` into an addition of `days * -1`, so even constant days are an
     # expression.
     is_constant = node.expression.find(exp.Column) is None
     is_known = kinds == ("DATE", "INT") and node.args["unit"].name.upper() == "DAY" and is_constant
@@ -1015,7 +1026,7 @@ def _days_added(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _date_format(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Return a time as text, in a format that has only numbers, and therefore needs no locale."""
+    """Return the signature of writing a time as text, in a format that needs no locale."""
     pattern = None
     if len(kinds) == 2:
         pattern = node.expressions[1]
@@ -1036,7 +1047,7 @@ def _difference(node: exp.Expr, kinds: Kinds) -> Signature:
 
 def _digest(node: exp.Expr, kinds: Kinds) -> Signature:
     length = node.args.get("length")
-    # For any other length, Spark's sha2 gives null. The length 0 means 256.
+    # For all other lengths, Spark's sha2 returns null. The length 0 means 256.
     is_usual = length is None or length.name in ("0", "224", "256", "384", "512")
     is_known = kinds[0] in ("STRING", "BINARY") and is_usual
     return _if_known("STRING", kinds, is_known=is_known)
@@ -1084,7 +1095,7 @@ def _array_compact(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def path_element(node: exp.Expr) -> exp.Expr | None:
-    """Return the `position` from which `row_order.element_sql` has made this SQL.
+    """Return the `position` in SQL that `row_order.element_sql` has made.
 
     Return None for any other expression.
     """
@@ -1092,7 +1103,7 @@ def path_element(node: exp.Expr) -> exp.Expr | None:
         position: object = node.this.this.this.this
     except AttributeError:
         return None
-    # In other expressions, the name of a column may be at this place.
+    # Other expressions may have the name of a column in this place.
     if not isinstance(position, exp.Expr):
         return None
     if node == tree_of(row_order.element_sql(text_of(position))):

@@ -1,4 +1,4 @@
-"""Finds what sqlglot accepts in expressions, but Spark refuses or reads in another way."""
+"""Finds syntax that sqlglot accepts in expressions, but Spark rejects or reads in another way."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FOREIGN_WORDS = frozenset({
     TokenType.GLOB, TokenType.OVERLAPS, TokenType.SIMILAR_TO, TokenType.ISNULL, TokenType.NOTNULL,
     TokenType.XOR,
 })  # fmt: skip
-"""Operators of other databases that are words."""
+"""Operators of other databases that are written as words."""
 _TEXTS = frozenset({TokenType.STRING, TokenType.RAW_STRING})
 _TYPED_TEXTS = frozenset(
     {"date", "timestamp", "timestamp_ntz", "timestamp_ltz", "time", "interval"}
@@ -43,7 +43,7 @@ _WITH_LAMBDAS = frozenset(
 )
 """Functions that take lambdas and for which sqlglot has no type."""
 _UNITS_IN_TEXT = rf"\s*(?:[+-]?\s*\d+(?:\.\d*)?\s+(?:{'|'.join(sorted(UNITS))})s?\s*)+"
-"""What a text must be for `INTERVAL '1 day 2 hours'`."""
+"""A pattern for the text in `INTERVAL '1 day 2 hours'`."""
 _BEFORE_OPERAND = frozenset({
     TokenType.NOT, TokenType.CASE, TokenType.DISTINCT, TokenType.ALL, TokenType.INTERVAL,
     TokenType.WHERE,
@@ -52,8 +52,8 @@ _BEFORE_PARENTHESES = _BEFORE_OPERAND | {
     TokenType.IN, TokenType.FILTER, TokenType.OVER, TokenType.ALIAS, TokenType.IS,
     TokenType.ORDER_BY, TokenType.ANY,
 }  # fmt: skip
-"""The words that can be before parentheses without being the name of a function: all, and where an
-operand begins."""
+"""The words that can stand before parentheses without being the name of a function: everywhere, and
+only where an operand begins."""
 
 
 def reason_to_refuse(text: str, tree: exp.Expr) -> str:
@@ -80,7 +80,7 @@ def reason_to_refuse(text: str, tree: exp.Expr) -> str:
 
 
 def reason_not_parsed(text: str) -> str:
-    """Find what sqlglot cannot parse, and say what to do.
+    """Describe a sign or word that is not an operator of Spark SQL, with advice.
 
     This is a sign or word that is not an operator of Spark SQL, or a call with too few or too many
     arguments. Return an empty text if there is neither.
@@ -229,7 +229,7 @@ def _is_number_of_spark(text: str) -> bool:
 
 
 def _foreign_signs(text: str, tokens: Sequence[Token]) -> Iterator[str]:
-    """Yield each sign or word for an operator that Spark SQL reads in another way or not at all."""
+    """Yield each operator that Spark SQL reads in another way or not at all."""
     arguments = {token.end + 1 for token in functions_in(tokens)}
     before: Token | None = None
     begins_before = True
@@ -278,7 +278,7 @@ def _foreign_signs(text: str, tokens: Sequence[Token]) -> Iterator[str]:
 
 
 def _is_foreign_constant(word: Token, following: TokenType) -> bool:
-    """Return whether a word seems to be the next constant's type, but is not one in Spark."""
+    """Return whether a word looks like the next constant's type, but Spark has no such type."""
     if word.token_type not in SparkSQL.Parser.TYPE_TOKENS or following not in (
         *_TEXTS,
         TokenType.NUMBER,
@@ -293,11 +293,11 @@ def _is_foreign_constant(word: Token, following: TokenType) -> bool:
 def _is_read_further(before: Token, token: Token, after: Token | None) -> bool:
     """Return whether a constant (`DATE '2026-01-01'`, `-1`) has `::`, a dot or brackets after it.
 
-    sqlglot would apply these to the text or the number without what is before it.
+    sqlglot would apply these to the text or the number alone, without the type or the sign.
     """
     is_typed_text = token.token_type in _TEXTS and before.text.lower() in _TYPED_TEXTS
     is_negative = before.token_type is TokenType.DASH and token.token_type is TokenType.NUMBER
-    # sqlglot has the tokens `1`, `::` and `L` for `1L`, all three at the same place.
+    # For `1L`, sqlglot has the tokens `1`, `::` and `L`, all at the same place.
     if after is None or not (is_typed_text or is_negative) or after.start == token.start:
         return False
     return after.token_type in (TokenType.DCOLON, TokenType.DOT, TokenType.L_BRACKET)
@@ -326,7 +326,7 @@ def _places_of_types(tokens: Sequence[Token]) -> Iterator[int]:
     before: Token | None = None
     for place, token in enumerate(tokens):
         kind = token.token_type
-        # sqlglot has the tokens `1`, `::` and `L` for `1L`, all three at the same place.
+        # For `1L`, sqlglot has the tokens `1`, `::` and `L`, all at the same place.
         is_converted = (
             before is not None
             and before.token_type is TokenType.DCOLON
@@ -346,7 +346,7 @@ def _places_of_types(tokens: Sequence[Token]) -> Iterator[int]:
 
 
 def _unread_names(tokens: Sequence[Token], tree: exp.Expr) -> Iterator[str]:
-    """Yield each name in the text that the tree lacks, because sqlglot drops some arguments."""
+    """Yield each name in the text that the tree lacks. sqlglot drops some arguments."""
     read = Counter(node.name.lower() for node in tree.find_all(exp.Identifier, exp.Var))
     for place in places_of_names(tokens):
         word = tokens[place].text

@@ -1,4 +1,4 @@
-"""Says whether the tokens of a type in `CAST(... AS type)` are a type of Spark SQL."""
+"""Decides whether the tokens of a type in `CAST(... AS type)` are a type of Spark SQL."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _UNITS: Mapping[str, Sequence[str]] = {
     "year": ("month",), "month": (), "day": ("hour", "minute", "second"),
     "hour": ("minute", "second"), "minute": ("second",), "second": (),
 }  # fmt: skip
-"""The units in the type of a span of time, each with those that can come after it and TO."""
+"""The units in interval types: unit → the units that may follow after TO."""
 _MOST_DECIMALS_OF_SECONDS = 6
 
 
@@ -43,7 +43,7 @@ def is_type(tokens: Sequence[Token], place: int) -> bool:
 
 
 class _Reader:
-    """Reads tokens one after the other. A method that returns False can have read some of them."""
+    """Reads tokens one after the other. A method that returns False may have read some of them."""
 
     def __init__(self, tokens: Sequence[Token], place: int) -> None:
         self._tokens = tokens
@@ -89,7 +89,7 @@ class _Reader:
     def _reads_units(self) -> bool:
         first = self._next()
         if not self.skips(*_UNITS):
-            # No type has any other unit, such as WEEK.
+            # Any other word, such as WEEK, is not a unit of these types.
             return not first.isidentifier()
         return not self.skips("to") or self.skips(*_UNITS[first])
 

@@ -1,4 +1,4 @@
-"""Expressions with each part's type, whether they can fail, and which parts only Spark computes."""
+"""Gives each part of an expression its type, and finds the parts that can fail or need Spark."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from sluice.values.json_limits import shortened
 from sluice.values.sql_types import is_complete, struct_fields
 
 JSON_VALUE = "(the JSON of a value)"
-"""The `key` of an expression that is SQL made by `value_json`. No function has this name."""
+"""The `key` of an expression that `value_json` has made. No function has this name."""
 PATH_ELEMENT = "(the index of an element in a path)"
-"""The `key` of an expression that is SQL made by `row_order.element_sql`."""
+"""The `key` of an expression that `row_order.element_sql` has made."""
 _LONGEST = 80
 
 
@@ -78,7 +78,7 @@ class TypedExpression:
 
 
 def type_expression(expression: str | exp.Expr, types: Types) -> TypedExpression:
-    """Give an expression over columns of these types, and each of its parts, its type."""
+    """Find the types of an expression and of its parts, given the types of the columns."""
     node = tree_of(expression) if isinstance(expression, str) else expression
     if isinstance(node, exp.Column):
         return _column(node, types)
@@ -113,7 +113,7 @@ def _by_rule(node: exp.Expr, rule: Rule, parts: tuple[TypedExpression, ...]) -> 
         and parts[0].fails
     ):
         # Spark's optimizer replaces `struct(a, b).a` by `a` and does not compute `b`, so `b` cannot
-        # fail. Arrow would compute `b`, and could fail, so only Spark computes this expression.
+        # fail. Arrow would compute `b`, which could fail. So only Spark computes this expression.
         signature = Signature(signature.type, None, signature.fails)
     return TypedExpression(node, rule_key(node), signature, parts)
 
@@ -134,7 +134,7 @@ _COMPARISONS = (
 def _with_times(parts: tuple[TypedExpression, ...]) -> tuple[TypedExpression, ...]:
     """Return the sides of a comparison.
 
-    Where times are compared with constant texts, the texts are cast to times.
+    If times are compared with constant texts, the texts are cast to times.
     """
     texts: list[TypedExpression] = []
     kinds: set[str] = set()
@@ -168,7 +168,10 @@ _CONSTRUCTORS = (exp.Struct, exp.Array, exp.VarMap)
 
 
 def _equivalent(node: exp.Expr, parts: tuple[TypedExpression, ...]) -> TypedExpression | None:
-    """Return what Spark analyzes instead of a node, such as an IF for `nullif(a, b)`, or None."""
+    """Return the expression by which Spark replaces a node, such as an IF for `nullif(a, b)`.
+
+    Return None if there is none.
+    """
 
     def build(kind: type[exp.Expr], *parts: TypedExpression) -> TypedExpression:
         signature = RULES[kind].resolve(kind(), _complete_types(parts))
@@ -220,7 +223,7 @@ def type_of(expression: str | exp.Expr, types: Types) -> str:
 
 
 def structure_of(expression: str | exp.Expr, types: Types) -> str:
-    """Do the same as `type_of`, but also give a type to an object with fields of unknown type."""
+    """Do the same as `type_of`, but also for an object with fields of unknown type."""
     kind = type_expression(expression, types).type
     return "" if holds_void(kind) else kind
 
@@ -240,7 +243,7 @@ def _column(node: exp.Column, types: Types) -> TypedExpression:
 
 
 def _json_value(node: exp.Substring, value: TypedExpression) -> TypedExpression:
-    """Return the JSON of a value, written with `value_json`."""
+    """Return the expression for the JSON of a value, as made by `value_json`."""
     problem, operands = "", None
     if value.type:
         problem = json_problem(value.type)

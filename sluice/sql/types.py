@@ -1,4 +1,4 @@
-"""Spark SQL's types of numbers: which there are, their digits, and their common type."""
+"""The types of numbers in Spark SQL: their names, their digits, and their common types."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ the point."""
 
 
 def holds_void(kind: str) -> bool:
-    """Return whether a type is that of NULL, or has such a part, as the type of `array()` has."""
+    """Return whether a type is that of NULL, or has such a part, like the type of `array()`."""
     return kind == VOID or any(map(holds_void, parts_of(kind)))
 
 
@@ -53,7 +53,7 @@ def digits(kind: str) -> tuple[int, int]:
 def decimal(precision: int, scale: int) -> str:
     """Return Spark's decimal type with these digits.
 
-    If they are too many, Spark leaves out digits after the point.
+    If there are too many digits, Spark leaves out some after the point.
     """
     if precision > MOST_DIGITS:
         scale = max(MOST_DIGITS - (precision - scale), min(scale, _FEWEST_DECIMALS))
@@ -71,14 +71,14 @@ def wide_decimal(kinds: Iterable[tuple[int, int]]) -> tuple[int, int]:
 
 
 def known_types(kinds: Iterable[str]) -> list[str]:
-    """Return the different types, without that of NULL, which can be converted to all others."""
+    """Return the different types, without that of NULL: NULL can be converted to all types."""
     return [kind for kind in dict.fromkeys(kinds) if kind != VOID]
 
 
 def common_type(kinds: Iterable[str]) -> str:
     """Return the type to which Spark converts values of these types.
 
-    An empty text if the type is unknown, or if the conversion can fail.
+    Return an empty text if the type is unknown, or if the conversion can fail.
     """
     different = known_types(kinds)
     if not different:
@@ -99,7 +99,7 @@ def common_type(kinds: Iterable[str]) -> str:
 
 
 def declared(tree: exp.DataType) -> str:
-    """Return the type that a CAST names, in the form that contracts use."""
+    """Return the type that a CAST names, in the form of contracts."""
     kind = canonical(text_of(tree))
     if is_decimal(kind):
         return decimal(*precision_and_scale(kind))

@@ -1,7 +1,8 @@
 """Finds words that are fields to Spark and keywords to sqlglot: `all` in `concat(all, x)`.
 
-Spark reserves no words: where an operand begins, and what comes next comes after an operand, a word
-is a field. sqlglot would read some of these words in another way, or drop them without an error.
+Spark reserves no words: a word is a field if an operand begins there, and if the next token can
+only follow an operand. sqlglot would read some of these words in another way, or drop them without
+an error.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ _NO_WORDS = (
 )  # fmt: skip
 
 _NAME, _CONSTANT = "`name`", "'constant'"
-"""The texts for names and constants, which are not words of SQL."""
+"""The texts that stand for names and constants. No SQL word is equal to them."""
 _SIGNS = frozenset({"+", "-"})
-"""Operators between two operands, or before one."""
+"""Signs that stand between two operands, or before one operand."""
 _INFIX_SIGNS = frozenset({
     "*", "/", "%", "||", "=", "==", "!=", "<>", "<", "<=", ">", ">=", "<=>", "&", "|", "^", "->",
     "=>",
@@ -34,7 +35,8 @@ _INFIX_WORDS = frozenset(
         "FROM", "ESCAPE",
     }
 )  # fmt: skip
-"""Words between two operands, and the words of CASE and FROM before one."""
+"""Words that stand between two operands; also the words of CASE, and FROM, which stand before one
+operand."""
 _INFIX = _INFIX_SIGNS | _INFIX_WORDS
 _NEGATIONS = frozenset({"NOT", "!"})
 _QUANTIFIERS = frozenset({"ALL", "DISTINCT"})
@@ -52,8 +54,8 @@ UNITS = frozenset(
 
 
 def places_of_names(tokens: Sequence[Token]) -> Iterator[int]:
-    """Yield the places of tokens that can only be fields, or first parts of paths such as `a.b`."""
-    # What is before the first token and after the last one is as within parentheses.
+    """Yield the indices of tokens that must be fields, or first parts of paths such as `a.b`."""
+    # Treat the tokens as if they were within parentheses.
     words = ["(", "(", *map(_word, tokens), ")", ")", ")"]
     depth_of_type = 0
     for place, word in enumerate(words[2:-3], 2):
@@ -72,7 +74,7 @@ def begins_operand(before: Token) -> bool:
 
 
 def is_infix_word(token: Token) -> bool:
-    """Return whether a token, in which names are marked, is a word between two operands."""
+    """Return whether a token is a word between two operands. Names must be marked before."""
     return token.token_type is not TokenType.VAR and _word(token) in _INFIX_WORDS
 
 

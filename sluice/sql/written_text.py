@@ -1,4 +1,4 @@
-"""The author's text of a part, for errors: sqlglot would write `date_sub` as `DATE_ADD`."""
+"""Finds the author's text of a part, for errors: sqlglot would write `date_sub` as `DATE_ADD`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def written(node: exp.Expr, text: str) -> str:
     """Return the text from which sqlglot has made a part of the expression `text`.
 
     If the part has no text, return SQL that is made from the part.
-    If sqlglot has added the part to the argument of a function, as in `days * -1`, this is the text
-    of the argument.
+    If sqlglot has added the part to a function's argument, as in `days * -1`, return the argument's
+    text.
     """
     for candidate in _candidates(node, text):
         if _is_made_from(node, candidate):
@@ -29,7 +29,10 @@ def written(node: exp.Expr, text: str) -> str:
 
 
 def written_name(node: exp.Expr, text: str) -> str:
-    """Return the author's name of a function, in lower case, or an operator with its operands."""
+    """Return a function's name as the author wrote it, but in lower case.
+
+    For an operator, return its text with the operands.
+    """
     start, stop = node.meta.get("start"), node.meta.get("end")
     if isinstance(node, exp.Func) and start is not None and stop is not None:
         return text[start : stop + 1].lower()

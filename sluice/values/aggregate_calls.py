@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 AggregateFunction: TypeAlias = tuple[str, str | None, tuple[float, ...]]
-"""A function's name, its argument's SQL (None for `count(*)`), and parameters: 3 in `top(x, 3)`.
-
-The argument of a function of two columns is an object of `x` and `y`.
-"""
+"""A function's name, its argument's SQL (None for `count(*)`), and its parameters, such as 3 in
+`top(x, 3)`. The argument of a function of two columns is an object with the fields `x` and `y`."""
 
 STATISTICS_OF_ONE = frozenset(
     {"var_samp", "var_pop", "stddev_samp", "stddev_pop", "skewness", "kurtosis"}
@@ -21,7 +19,8 @@ OF_PAIRS = STATISTICS_OF_TWO | {"min_by", "max_by"}
 Takes: TypeAlias = Literal[
     "anything", "a number", "a whole number", "a condition", "a value with an order"
 ]
-"""What an argument of a function must be. Objects, lists, maps and bytes have no order."""
+"""The requirements on a function's argument: in SQL, and in words. Objects, lists, maps and bytes
+have no order."""
 
 ARGUMENTS: dict[str, tuple[Takes, ...]] = {
     **dict.fromkeys(("sum", "avg", "percentile", "percentiles"), ("a number",)),
@@ -32,7 +31,7 @@ ARGUMENTS: dict[str, tuple[Takes, ...]] = {
     **dict.fromkeys(("bool_and", "bool_or"), ("a condition",)),
     **dict.fromkeys(("bit_and", "bit_or", "bit_xor"), ("a whole number",)),
 }  # fmt: skip
-"""Function → what each of its arguments must be. Functions that are not listed take anything."""
+"""Function → the requirements on each of its arguments. Other functions take anything."""
 
 SUBTRACTABLE = STATISTICS_OF_ONE | STATISTICS_OF_TWO | {
     "count", "count_distinct", "sum", "avg", "min", "max", "min_by", "max_by", "top",
@@ -45,5 +44,5 @@ UNORDERED = frozenset({
     "count", "count_distinct", "sum", "avg", "min", "max", "top", "bool_and", "bool_or",
     "percentile", "percentiles", "mode",
 })  # fmt: skip
-"""The functions over a table whose results do not depend on the order of its changes. To subtract a
-value and to add it again changes nothing."""
+"""The functions over a table whose results do not depend on the order of its changes. Subtracting a
+value and adding it again changes nothing."""

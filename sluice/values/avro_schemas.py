@@ -1,4 +1,4 @@
-"""Avro schemas as trees of nodes, and the schema that follows from a contract."""
+"""Parses Avro schemas to trees of nodes, and makes the schema that follows from a contract."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Choice:
     name: str
     symbols: tuple[str, ...]
     default: str = ""
-    """The symbol that a reader takes for symbols that it does not know; empty without one."""
+    """The symbol that a reader uses for unknown symbols; empty if there is none."""
 
     @property
     def short_name(self) -> str:
@@ -109,7 +109,7 @@ class Record:
     fields: tuple[Field, ...]
     aliases: tuple[str, ...] = ()
     may_lack_fields: bool = False
-    """Whether a value may lack a field that may be null, as in Protobuf."""
+    """Whether a value may omit fields that may be null, as in Protobuf."""
 
     @property
     def short_name(self) -> str:
@@ -136,7 +136,8 @@ _LOGICAL = {
     "uuid": ("string", "fixed"),
     "duration": ("fixed",),
 }
-"""Logical type → the types that it annotates. Other logical types are ignored, as Avro says."""
+"""Logical type → the types that it annotates. Other logical types are ignored, as Avro's
+specification requires."""
 
 
 @dataclass
@@ -219,7 +220,10 @@ def _within(namespace: str, name: str) -> str:
 
 
 def _logical(schema: Mapping[str, Any], kind: str, size: int = 0) -> tuple[str, int, int]:
-    """Return the logical type with its digits; nothing for one that Avro says to ignore."""
+    """Return the logical type and its digits.
+
+    The type is empty if there is none, or if Avro's specification says to ignore it.
+    """
     logical = schema.get("logicalType")
     if not isinstance(logical, str) or kind not in _LOGICAL.get(logical, ()):
         return "", 0, 0
@@ -237,7 +241,7 @@ def _logical(schema: Mapping[str, Any], kind: str, size: int = 0) -> tuple[str, 
 def parse(text: str, references: Iterable[ReferredSchema] = ()) -> Node:
     """Parse a schema. Raises SchemaError.
 
-    `references` are the schemas to which it refers, each after its own references.
+    `references` are the schemas to which it refers. Each comes after its own references.
     """
     parser = _Parser()
     try:
@@ -249,7 +253,10 @@ def parse(text: str, references: Iterable[ReferredSchema] = ()) -> Node:
 
 
 def present(node: Node) -> Node:
-    """Return the node of the values that are not null, for a union of null and one other type."""
+    """For a union of null and one other type, return the other type's node.
+
+    Otherwise, return the node.
+    """
     if isinstance(node, Union):
         branches = node.branches_with_values
         if len(branches) == 1:
@@ -271,7 +278,7 @@ def schema_of_contract(contract: Any, namespace: str = "") -> str:
 
     Raises TopologyError if a part of the contract has no type in Avro.
     """
-    sql_type(contract)  # raises TopologyError for a contract that is none
+    sql_type(contract)  # Raise TopologyError if this is not a contract.
     return json.dumps(_Deriving(namespace).schema(type_info(contract), name_of(contract)))
 
 

@@ -1,4 +1,4 @@
-"""Resolves the schema of a writer against a contract, and converts what Avro holds, exactly.
+"""Resolves a writer's schema against a contract, and converts Avro's values exactly.
 
 The contract takes the place of the reader's schema. Avro's rules hold: fields are matched by name
 or alias, numbers are widened, fields that the contract lacks are skipped, and fields that the
@@ -44,10 +44,10 @@ from sluice.values.registry_formats import RegistryFormat
 from sluice.values.stored_values import JsonText
 
 Convert: TypeAlias = Callable[[Any], Any]
-"""Turns what is written into plain data of the contract's type."""
+"""Turns a value as written into plain data of the contract's type."""
 
 UNITS = {"millis": 1_000, "micros": 1_000_000, "nanos": 1_000_000_000}
-"""The end of the name of a logical type of times → its units in a second."""
+"""The suffix of a logical type of times → its units in a second."""
 _1970 = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST_DAY = date(1970, 1, 1).toordinal()
 _NULL = Primitive("null")
@@ -66,19 +66,19 @@ class InexactError(ValueError):
 
 @dataclass(frozen=True)
 class Aliases:
-    """Other names of the contract's fields, by which earlier writers called them."""
+    """Other names of the contract's fields, which earlier writers used."""
 
     by_field: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """`Record.field` → its aliases."""
     enum_defaults: Mapping[str, str] = field(default_factory=dict)
-    """Name of an enum → the symbol that stands for those which the contract does not have."""
+    """Name of an enum → the symbol that stands for symbols that the contract lacks."""
 
     @classmethod
     def of(cls, values: RegistryFormat) -> Aliases:
         return cls(values.aliases, values.enum_defaults)
 
     def written(self, record: Record, kind: ObjectType, name: str) -> Field | None:
-        """Return the field of a writer's record from which a field of the contract is read."""
+        """Return the writer's field from which a field of the contract is read, if there is one."""
         fields = {each.name: each for each in record.fields}
         for each in (name, *self.by_field.get(f"{kind.cls.__name__}.{name}", ())):
             if each in fields:
@@ -155,7 +155,7 @@ def _tagged(convert: Convert, member: ObjectType) -> Convert:
 
 
 def _by_branch(by_number: Mapping[int, Convert]) -> Convert:
-    """Return the function for a union, by the functions for its types that are not null."""
+    """Return the function for a union, given the functions for its types other than null."""
     if len(by_number) == 1:
         return _nullable(next(iter(by_number.values())))
 
@@ -175,7 +175,7 @@ def _nullable(convert: Convert) -> Convert:
 
 
 def _of_branches(node: Node, make: Callable[[Node, str], Convert], path: str) -> Convert:
-    """Return the function for a union in which one type or several types have the same values."""
+    """Return the function for a union; `make` returns the function for each of its types."""
     inner = present(node)
     if not isinstance(inner, Union):
         convert = make(inner, path)
@@ -265,7 +265,8 @@ def _record(node: Record, kind: ObjectType, aliases: Aliases, path: str) -> Conv
 
     if node.may_lack_fields:
         return partial(_present_fields, parts)
-    # A call of `unchanged` for each field would take longer than everything else.
+    # Use None in place of `unchanged`: calling it for each field would take longer than all the
+    # rest.
     converts: list[tuple[str, str, Convert | None]] = []
     for name, written_name, convert, _ in parts:
         if convert is unchanged:
@@ -334,7 +335,7 @@ def require_scale(node: Decimals, digits: tuple[int, int], path: str) -> None:
 
 
 def decimal_of(scale: int, data: bytes) -> Decimal:
-    """Return the decimal that Avro writes as a whole number in two's complement."""
+    """Return the decimal for the bytes of a whole number in two's complement, as Avro writes it."""
     unscaled = Decimal(int.from_bytes(data, "big", signed=True))
     if len(data) <= _MOST_BYTES_OF_DECIMAL and scale <= _MOST_SCALE:
         return unscaled.scaleb(-scale, _EXACT)
@@ -344,7 +345,7 @@ def decimal_of(scale: int, data: bytes) -> Decimal:
 
 _MOST_BYTES_OF_DECIMAL, _MOST_SCALE = 100, 1_000
 _EXACT = Context(prec=300, traps=[Inexact, Rounded, InvalidOperation])
-"""Holds the digits of every whole number of `_MOST_BYTES_OF_DECIMAL`."""
+"""Has enough digits for every whole number of `_MOST_BYTES_OF_DECIMAL` bytes."""
 
 
 def _times(kind: inspect.Type, node: Node, path: str, unit: Any = None) -> Convert:
@@ -363,7 +364,7 @@ def _times(kind: inspect.Type, node: Node, path: str, unit: Any = None) -> Conve
 
 
 def unit_of_logical(logical: str) -> tuple[int, bool]:
-    """Return how many units of a logical type a second has, and whether it is a local time.
+    """Return a logical type's number of units in a second, and whether the type is a local time.
 
     Return 0 for a logical type that is not a timestamp.
     """
@@ -375,9 +376,10 @@ def unit_of_logical(logical: str) -> tuple[int, bool]:
 
 
 def time_of(per_second: int, is_local: bool, number: int) -> datetime:
-    """Return the time after so many units since 1970.
+    """Return the time, given its number of units since 1970.
 
-    Raises InexactError for a time of less than a microsecond, or outside the years 1 to 9999.
+    Raises InexactError if the time is not a whole number of microseconds, or outside the years 1 to
+    9999.
     """
     if per_second > 1_000_000:
         number, rest = divmod(number, per_second // 1_000_000)
@@ -424,7 +426,7 @@ def natural(node: Node) -> Convert:
 
 
 def described(node: Node) -> str:
-    """Return a writer's type, for messages."""
+    """Format a writer's type for messages."""
     match node:
         case Primitive(logical="decimal") | Fixed(logical="decimal"):
             return f"decimal({node.precision}, {node.scale})"
@@ -447,7 +449,7 @@ def described(node: Node) -> str:
 
 
 def shown(kind: inspect.Type) -> str:
-    """Return a type of the contract, for messages."""
+    """Format a type of the contract for messages."""
     digits = digits_of(kind)
     if digits is not None:
         return f"decimal{digits}"

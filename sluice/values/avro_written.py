@@ -1,4 +1,4 @@
-"""Writes plain data in Avro, exactly: a value that does not fit is an error with its path."""
+"""Writes plain data in Avro, exactly. If a value does not fit, the error has its path."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from sluice.values.avro_values import described, unit_of_logical
 from sluice.values.json_limits import shortened
 
 Write: TypeAlias = Callable[[Any], bytes]
-"""Turns plain data into the bytes of a value."""
+"""Encodes a value, given as plain data, to Avro's bytes."""
 _1970 = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST_DAY = date(1970, 1, 1).toordinal()
 _BITS = {"int": 31, "long": 63}
 LARGEST_FLOAT = 3.4028235677973366e38
-"""From here on, a number is too large for 32 bits."""
+"""Numbers from this one on are too large for a float of 32 bits."""
 _NULL = Primitive("null")
 
 
@@ -110,7 +110,7 @@ def _written_long(number: int) -> bytes:
 
 _MOST_KNOWN = 4_096
 _KNOWN = [_written_long(number) for number in range(_MOST_KNOWN)]
-"""The bytes of small numbers, which are most of them: lengths, and the numbers of branches."""
+"""The bytes of small numbers. Most numbers are small: lengths, and the numbers of branches."""
 
 
 def _long(number: int) -> bytes:
@@ -122,7 +122,7 @@ def _with_length(data: bytes) -> bytes:
 
 
 def _block(items: list[bytes]) -> bytes:
-    """Return a list or a map of one block, with the empty block after it."""
+    """Return the bytes of a list or a map: one block with its items, then the empty block."""
     return b"".join([_long(len(items)), *items, b"\0"]) if items else b"\0"
 
 
@@ -192,7 +192,7 @@ def _record(node: Record, path: str) -> Write:
 
 
 def written_default(node: Node, default: Any, path: str) -> bytes:
-    """Return a field's default as it is written."""
+    """Return the bytes of a field's default."""
     match node:
         case Union(branches=branches):
             return _long(0) + written_default(branches[0], default, path)
@@ -254,9 +254,9 @@ def _union(branches: tuple[Node, ...], node: Node, path: str) -> Write:
 
 
 def _without_tag(record: Record, value: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the fields of a value of a union, if its tag names the record; otherwise None.
+    """Return the fields of a union's value if its tag names this record; otherwise None.
 
-    In SQL, a value has the fields of all members of the union, which are null.
+    In SQL, a value has the fields of all members of the union. Those of other members are null.
     """
     names = {record.name, record.short_name}
     known = {each.name for each in record.fields}
@@ -275,7 +275,7 @@ def _without_tag(record: Record, value: Mapping[str, Any]) -> dict[str, Any] | N
 
 def _decimal(node: Decimals, value: Any, path: str) -> bytes:
     if type(value) is float:
-        # Most amounts are written with few digits, which need no Decimal.
+        # Most amounts have few digits, so they can be written without a slow Decimal.
         whole, _, fraction = repr(value).partition(".")
         if len(fraction) <= node.scale and fraction.isdigit():
             unscaled = int(whole + fraction.ljust(node.scale, "0"))
@@ -308,7 +308,7 @@ def _decimal(node: Decimals, value: Any, path: str) -> bytes:
 
 
 _MOST_SURE = 10**15
-"""A float of fewer digits has exactly the digits of its text."""
+"""A float below this has few enough digits that its text shows exactly these digits."""
 
 
 def _twos_complement(node: Decimals, unscaled: int, value: Any, path: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Budgets: how much the runs of a pipeline, or of a team's pipelines together, may cost a day."""
+"""Budgets: the most that the runs of a pipeline, or of a team's pipelines, may cost a day."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Hours = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What runs may cost on a day of UTC before a warning says so. None: any amount."""
+    """The most that runs may cost per UTC day. Above this, a warning appears. None: no limit."""
 
     cpu_hours_per_day: Hours | None = None
     gigabyte_hours_per_day: Hours | None = None
@@ -46,16 +46,19 @@ class Allowance:
 
     budget: Budget
     whose: str
-    """Who has the budget, in a sentence: `orders`, or `the pipelines of FOLDER`."""
+    """The owner of the budget, as a phrase for messages: `orders`, or `the pipelines of FOLDER`."""
     pipelines: frozenset[str] | None
-    """None for all pipelines of the ledger."""
+    """The pipelines that share the budget; None for all pipelines of the ledger."""
 
     def includes(self, pipeline: str) -> bool:
         return self.pipelines is None or pipeline in self.pipelines
 
 
 def clauses_of(allowances: Iterable[tuple[Allowance, float, float]]) -> list[str]:
-    """Return a sentence for each allowance that has been exceeded, with its costs in seconds."""
+    """Return a sentence for each allowance that has been exceeded.
+
+    `allowances`: each allowance, with the CPU seconds and the gigabyte seconds used.
+    """
     sentences: list[str] = []
     for allowance, cpu_seconds, gigabyte_seconds in allowances:
         exceeded = allowance.budget.exceeded(cpu_seconds, gigabyte_seconds)

@@ -1,8 +1,8 @@
 """Windows that follow a time zone's clocks: days, weeks, months, years, or shifts of hours.
 
 The clocks of a zone are sometimes set forward or back, so these windows differ in length: a day has
-23 hours when summer time begins, and 25 when it ends. All times are in ms: an *instant* since 1970
-in UTC, a *local* time since 1970 on the zone's clocks.
+23 hours when summer time begins, and 25 when it ends. All times are in ms. An *instant* counts from
+1970 in UTC; a *local* time counts from 1970 on the zone's clocks.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _FIRST_MONDAY = 4 * _DAY
 """5 January 1970, a local time."""
 _EARLIEST = (datetime(2, 1, 1) - _EPOCH) // timedelta(milliseconds=1)
 _LATEST = (datetime(9999, 12, 30) - _EPOCH) // timedelta(milliseconds=1)
-"""Python's calendar has only the years 1 to 9999. An earlier or later time is taken to have the
-same distance from UTC as `_EARLIEST` or `_LATEST`."""
+"""Python's calendar has only the years 1 to 9999. For an earlier or later time, the distance from
+UTC is assumed to be that of `_EARLIEST` or `_LATEST`."""
 _MONTHS_OF_A_CYCLE, _DAYS_OF_A_CYCLE = 4_800, 146_097
 """The number of months, and of days, in 400 years. After 400 years, the calendar repeats."""
 
@@ -69,9 +69,10 @@ class CalendarWindow:
 
     Periods of milliseconds are counted from midnight of 1 January 1970 on the zone's clocks, weeks
     from Monday, 5 January 1970, months and years from January 1970, each plus the offset. If the
-    clocks are set forward over the beginning of a period, the period begins later by the time that
-    they skip. If the clocks are set back and show the beginning twice, the period begins the first
-    time. A period that the clocks skip has no window. No period begins after a later one.
+    clocks are set forward over the beginning of a period, the period begins later, by as much as
+    the clocks skip. If the clocks are set back and show the beginning twice, the period begins the
+    first time. A period that the clocks skip has no window. A period never begins after its
+    successor.
     """
 
     period: Period
@@ -110,8 +111,8 @@ class CalendarWindow:
 
     def period_at(self, time: int) -> int:
         """Return the number of the period that contains an instant. Numbers increase with time."""
-        # This is only a first guess, because the clocks may change within the quarter of an hour
-        # that contains the time.
+        # This is only a first guess: the clocks may change within the quarter of an hour that
+        # contains the time.
         number = self._period_of_local(time + _ahead_of_utc(self.zone, time // _QUARTER))
         while self.start_of(number + 1) <= time:
             number += 1
@@ -145,19 +146,19 @@ class CalendarWindow:
     def start_of(self) -> Callable[[int], int]:
         """The instant at which a period begins.
 
-        It is cached, because each row asks for the same few periods.
+        It is cached, because all rows need the same few periods.
         """
         return lru_cache(maxsize=10_000)(self._computed_start)
 
     def _computed_start(self, number: int) -> int:
         local = self._local_start(number)
-        # For a time that the clocks skip, Python's first distance from UTC is the one before the
-        # change, and the second one that after it. For a time that the clocks show twice, the first
-        # distance is that of the first time.
+        # For a time that the clocks skip, Python's first distance from UTC is that before the
+        # change, and the second is that after the change. For a time that the clocks show twice,
+        # the first distance is that of the first occurrence.
         first, second = _distances(self.zone, local)
         start = local - first
-        # If the clocks skip the ends of short periods, too, the periods that follow them begin
-        # before that.
+        # If the clocks also skip the ends of short periods, the next periods begin earlier than
+        # this.
         skipped = second - first
         following = number + 1
         while skipped > 0 and (later := self._local_start(following)) <= local + skipped:
@@ -194,14 +195,14 @@ def _first_of_month(month: int) -> int:
 
 
 def _clock(ms: int) -> datetime:
-    """Return the date and time at a local time or an instant in UTC, within Python's calendar."""
+    """Convert ms (local, or an instant in UTC) to a naive datetime within Python's calendar."""
     return _EPOCH + timedelta(milliseconds=min(max(ms, _EARLIEST), _LATEST))
 
 
 def _distances(zone: str, local: int) -> tuple[int, int]:
     """Return how far the clocks are ahead of UTC at a local time.
 
-    The two distances differ if the clocks skip the time or show it twice.
+    Return two distances, which differ if the clocks skip the time or show it twice.
     """
     clock = _clock(local).replace(tzinfo=_zone(zone))
     return _in_ms(clock.utcoffset()), _in_ms(clock.replace(fold=1).utcoffset())

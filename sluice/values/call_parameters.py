@@ -1,4 +1,4 @@
-"""The parameters with which a step calls an author's function or asks a database."""
+"""The parameters with which a step calls an author's function or queries a database."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 @dataclass(frozen=True)
 class FunctionBatch:
-    """How many values one call of a function takes, and in which form."""
+    """The number and the form of the values that one call of a function takes."""
 
     size: int
     """The largest number of values."""
@@ -20,7 +20,7 @@ class FunctionBatch:
 
 @dataclass(frozen=True)
 class CallPolicy:
-    """How a step calls an author's function or asks a database."""
+    """How a step calls an author's function or queries a database."""
 
     concurrency: int
     """The largest number of calls at the same time, per worker."""
@@ -37,7 +37,7 @@ class CallPolicy:
 
 @dataclass(frozen=True)
 class LookedUpTable:
-    """A table of a database in which records are looked up."""
+    """A database table in which records are looked up."""
 
     table: str
     connection: str
@@ -63,7 +63,7 @@ class SharedStore:
 
     @property
     def answers(self) -> str:
-        """The name under which the values are recorded unless the author gives another one."""
+        """The name under which the values are recorded, unless the author sets another one."""
         return f"{self.pipeline}_{self.store}"
 
 
@@ -80,6 +80,6 @@ class SharedSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     is_global: bool = False
     """Whether every worker has all rows."""
     workers: tuple[tuple[str, ...], ...] = ()
-    """The addresses of each worker's shard, without passwords: its own and that of its standby."""
+    """For each worker, the addresses of its shard and of the shard's standby, without passwords."""
     rows: dict[str, str] | None = None
-    """In a test, key → value as JSON, in place of the shards."""
+    """Used in a test instead of the shards: key → value as JSON."""

@@ -1,4 +1,4 @@
-"""Changes of a table as values, and the JSON in which Debezium writes them."""
+"""Changes of a table as values, and their JSON in Debezium's format."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ T = TypeVar("T")
 V = TypeVar("V")
 
 CheckOld: TypeAlias = Literal["count", "reject"]
-"""What to do with a change whose old row is not the row that the table has: count it, or reject
-it."""
+"""What to do with a change whose old row differs from the table's row: count it, or reject it."""
 
 Kind: TypeAlias = Literal["insert", "update", "delete", "truncate", "message", "transaction"]
 
@@ -46,7 +45,7 @@ class Change(Struct, Generic[V]):
 
 
 def row_type(changes: type[Change[Any]]) -> Any:
-    """Return the type of row that a class of changes declares."""
+    """Return the type of rows that a class of changes declares."""
     for base in changes.__mro__:
         for generic in getattr(base, "__orig_bases__", ()):
             if get_origin(generic) is Change and not isinstance(get_args(generic)[0], TypeVar):
@@ -72,7 +71,7 @@ _NULL = Raw(b"null")
 
 
 class _Envelope(Struct):
-    """A value that Debezium has written, with or without its schema, or a transaction's marker."""
+    """A change in Debezium's format, with or without its schema, or a transaction's marker."""
 
     op: str | None = None
     before: Raw = _NULL
@@ -82,9 +81,9 @@ class _Envelope(Struct):
 
 
 def may_repeat_names(data: bytes) -> bool:
-    """Return whether a value of Debezium may repeat a field that Sluice reads, outside of the rows.
+    """Return whether a Debezium value may repeat, outside of the rows, a field that Sluice reads.
 
-    It certainly has none twice if each name occurs once, and no name is written with escapes.
+    It certainly repeats none if each name occurs once, and no name is written with escapes.
     """
     return (
         data.count(b'"after"') > 1
@@ -98,9 +97,8 @@ def may_repeat_names(data: bytes) -> bool:
 def quote_counter_of_changes(changes: type[Change[Any]]) -> Callable[[Sequence[Any]], int] | None:
     """Return a function that counts the quotation marks that the JSON of changes must have.
 
-    Return None if it cannot be known.
-
-    Such JSON has the three names of the fields of `Change`, and the kind.
+    Return None if this number cannot be known. The JSON has the names of the three fields of
+    `Change`, and the kind.
     """
     count_in_rows = quote_counter(row_type(changes))
     if count_in_rows is None:
@@ -127,8 +125,8 @@ class DebeziumEnvelope(Wrapper):
     """Finds the JSON of a change in a value of Debezium.
 
     The rows stay as Debezium has written them, so that they are decoded by the same rules as other
-    JSON. The attribute `__wrapped__` is the class of changes, by which pickling finds the author's
-    module.
+    JSON. The attribute `__wrapped__` is the class of changes. Pickling finds the author's module by
+    it.
     """
 
     def __init__(self, changes: type[Change[Any]]) -> None:
@@ -143,7 +141,7 @@ class DebeziumEnvelope(Wrapper):
     def decode(
         self, decode_change: Callable[[bytes], Any], data: bytes, key: bytes | None
     ) -> tuple[bytes, Any]:
-        """Return the change in a value as JSON of the class of changes, and the decoded change.
+        """Return the change in a value: as JSON that fits the class of changes, and decoded.
 
         `key` is the key of the record. Raises ValueError for a value that is not a change, and the
         errors of `decode_change`. If the row before the change does not fit the contract, because
@@ -172,7 +170,7 @@ class DebeziumEnvelope(Wrapper):
         return self._values_of is not None and None not in self._values_of(row)
 
     def _is_row(self, before: Raw, after: Raw, key: bytes | None) -> bool:
-        """Return whether the columns before the change make a row of the contract.
+        """Return whether the columns before the change form a complete row of the contract.
 
         Many databases send only the columns of the key, and Debezium then writes null for the other
         columns.
@@ -185,7 +183,7 @@ class DebeziumEnvelope(Wrapper):
         for name, has_default in self._columns.items():
             if has_default and name not in columns:
                 absent.append(name)
-        # A column that the row after the change lacks, too, is not in the database's table.
+        # A column that the row after the change lacks, too, does not exist in the database's table.
         return not absent or (after != _NULL and _decode_columns(after).keys().isdisjoint(absent))
 
     @cached_property
@@ -198,7 +196,7 @@ class DebeziumEnvelope(Wrapper):
 
     @cached_property
     def _columns(self) -> dict[str, bool]:
-        """The names of the rows' columns, each with whether it has a default other than null."""
+        """Name of each of the rows' columns → whether it has a default other than null."""
         columns: dict[str, bool] = {}
         for field in self._row_fields:
             columns[field.encode_name] = not field.required and field.default is not None
@@ -211,7 +209,10 @@ class DebeziumEnvelope(Wrapper):
 
     @cached_property
     def _values_of(self) -> Callable[[Any], tuple[Any, ...]] | None:
-        """A function that reads a row's columns; None if a column not sent may hold a value."""
+        """A function that reads the values of a row's columns.
+
+        None if a column that was not sent may still get a value.
+        """
         kind = type_info(row_type(self._changes))
         if not isinstance(kind, inspect.StructType) or any(self._columns.values()):
             return None
@@ -260,12 +261,12 @@ _CHANGE = b'{"kind":"%b","old":%b,"new":%b}'
 def _are_of_key(
     sent: set[str], columns: Mapping[str, Raw], names: Set[str], key: bytes | None
 ) -> bool:
-    """Return whether a row has columns beyond the record's key, and all of these are null."""
+    """Return whether a row has columns besides those of the record's key, and all are null."""
     if not sent:
         return True
     of_key = _columns_of_key(key)
     if of_key is None:
-        # The key is the text of a single column.
+        # A key that is not an object is the text of a single column.
         text = bytes(columns[min(sent)]).strip(b'"')
         return len(sent) == 1 < len(names) and text == key
     return sent <= of_key and not names <= of_key
@@ -274,7 +275,7 @@ def _are_of_key(
 def _columns_of_key(key: bytes | None) -> frozenset[str] | None:
     """Return the names of the columns in a key that Debezium has written as JSON.
 
-    Return None for another key.
+    Return None for any other key.
     """
     try:
         columns = _decode_columns(key or b"")

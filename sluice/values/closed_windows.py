@@ -1,4 +1,4 @@
-"""Which windows have closed: the names of the times that say so, and the windows that follow."""
+"""Names the times up to which windows have closed, and lists the windows that have closed since."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ ANNOUNCED = ":announced"
 announced store are closed."""
 
 ANNOUNCED_FROM = ":announced_from"
-"""The name of the time from which on a generation announces the store's windows: the stream time
-before its first batch that announces them, or -1 if that is its very first batch."""
+"""The name of the stream time from which on a generation announces the store's windows. This is the
+stream time before its first batch that announces them, or -1 if that is its very first batch."""
 
 
 def windows_ending(window: TimeWindow, after: int, until: int) -> Iterator[Bounds]:
     """Yield the windows that end later than `after`, and not later than `until`, by their end.
 
-    Windows without a record are among them.
+    Windows without a record are included.
     """
     if isinstance(window, CalendarWindow):
         number = window.period_at(max(after, 0)) - window.periods

@@ -1,4 +1,4 @@
-"""A hash of an author's function that changes only when the function's code changes.
+"""Computes a hash of an author's function, which changes only when the function's code changes.
 
 The hash covers the syntax tree without comments, docstrings, formatting and line numbers, and is
 the same in all minor versions of Python. It includes functions, classes and plain values that the
@@ -32,7 +32,7 @@ def code_fingerprint(function: Callable[..., Any]) -> str:
 
 
 def _descriptions(value: Any, seen: set[int]) -> Iterator[str]:
-    # Functions may call each other. Without this check, their descriptions would never end.
+    # Functions may call each other. Without this check, this would recurse forever.
     if id(value) in seen:
         return
     seen.add(id(value))
@@ -75,12 +75,12 @@ def _descriptions_of_used_values(function: FunctionType, seen: set[int]) -> Iter
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     for name in sorted(cells):
         yield name
-        # `cell_contents` raises ValueError if the name has no value yet.
+        # `cell_contents` raises ValueError as long as the name has no value.
         try:
             yield from _descriptions(cells[name].cell_contents, seen)
         except ValueError:
             continue
-    # The names are sorted, because versions of Python list them in different orders.
+    # Sort the names, because versions of Python list them in different orders.
     for name in sorted(set(_names_in(function.__code__))):
         value = function.__globals__.get(name)
         is_own = getattr(value, "__module__", None) == function.__module__
@@ -103,7 +103,7 @@ def _names_in(code: CodeType) -> Iterator[str]:
 def _syntax_text(value: FunctionType | type) -> str:
     """Return the syntax tree of a function or class as text.
 
-    If the source is unavailable, its names and constants.
+    If the source is unavailable, return its names and constants.
     """
     try:
         if isinstance(value, FunctionType) and value.__name__ == "<lambda>":
@@ -136,7 +136,7 @@ def _lambda_tree(function: FunctionType) -> ast.AST:
     """
     code = function.__code__
     lines = linecache.getlines(code.co_filename)
-    # The last instruction with a source position has the position of the lambda's whole body.
+    # The last instruction with a source position spans the lambda's whole body.
     last_line, last_column = 0, 0
     for line, _, column, end_column in code.co_positions():
         if (end_column or 0) > (column or 0):
@@ -159,7 +159,7 @@ def _node_text(node: ast.AST) -> str:
     """
     fields = []
     for name, value in ast.iter_fields(node):
-        # The field `kind` says only whether a string has the prefix u.
+        # The field `kind` only tells whether a string has the prefix u.
         if name == "kind":
             continue
         if name == "body" and isinstance(node, _DOCUMENTED) and _has_docstring(value):

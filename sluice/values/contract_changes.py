@@ -1,4 +1,4 @@
-"""Compares the fields of two contracts for the same topic, and says what happens to its records."""
+"""Compares two contracts for the same topic, and lists the effects on its records."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ class ContractChange:
     """One change of a contract."""
 
     text: str
-    """What has changed, such as `the field vat is new and required`."""
+    """A description of the change, such as `the field vat is new and required`."""
     rejected: str
-    """The records that are rejected only now, such as `records without it`, if any."""
+    """The records that are rejected since the change, such as `records without it`; empty if
+    none."""
 
 
 def contract_changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[ContractChange]:
     """Compare the fields, in the order of their paths (see `contract_fields`)."""
     for path in sorted(before.keys() | now.keys()):
-        # The fields of an object that is new or gone say no more than the object itself.
+        # If an object was added or removed, list only the object, not its fields.
         if _outer(path) and ((_outer(path) in before) != (_outer(path) in now)):
             continue
         if (change := _change(path, before, now)) is not None:
@@ -89,7 +90,7 @@ def _bare(text: str) -> str:
 
 
 def _outer(path: str) -> str:
-    """Return the path of the object, list or member of a union that has a field, if any."""
+    """Return the path of the object, list or union member that contains a field, if any."""
     if path.endswith("[]"):
         return path.removesuffix("[]")
     if path.endswith(">"):

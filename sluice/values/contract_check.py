@@ -26,14 +26,14 @@ _INTEGERS = {"TINYINT": 8, "SMALLINT": 16, "INT": 32, "BIGINT": 64}
 
 
 class FieldProblem(NamedTuple):
-    """What is wrong with a field of a value; the path of the value as a whole is empty."""
+    """A problem of a field in a value. The path is empty for the value as a whole."""
 
     path: str
     detail: str
 
 
 def problems_of(fields: Mapping[str, str], text: str) -> list[FieldProblem]:
-    """Return what is wrong with a JSON text, by the fields that `contract_fields` returned."""
+    """Return the problems of a JSON text, given the fields that `contract_fields` returned."""
     try:
         value = json.loads(text, parse_float=Decimal, parse_constant=_refuse)
     except ValueError as error:
@@ -55,7 +55,10 @@ def _refuse(constant: str) -> None:
 def _problems(
     fields: Mapping[str, str], path: str, shown: str, value: Any
 ) -> Iterator[FieldProblem]:
-    """Yield the problems of the value at a path. `shown` is the path with the places in lists."""
+    """Yield the problems of the value at a path.
+
+    `shown` is the path with the indices of list elements.
+    """
     undeclared = "" if path else "object"
     kind = fields.get(path, undeclared).removesuffix(OPTIONAL)
     is_nullable = kind.endswith(NULLABLE)
@@ -108,7 +111,7 @@ def _problems_of_object(
             yield FieldProblem(begin + name, "The field is missing")
     if fields.get(f"{prefix}{UNKNOWN_FIELDS}") == FORBIDDEN:
         for name in value.keys() - known:
-            # A name with a point looks like the path of a field in an object.
+            # A name with a point could be mistaken for the path of a field in an object.
             if "." in name or name.endswith("[]"):
                 continue
             yield FieldProblem(begin + name, "The contract does not name this field")
@@ -118,7 +121,7 @@ _PYTHON_TYPES = {"STRING": str, "BOOLEAN": bool}
 
 
 def _problem_of_scalar(kind: str, value: Any) -> str:
-    """Return what is wrong with a value that is not null; empty if nothing is known to be."""
+    """Describe the problem of a value that is not null; empty if none is known."""
     choices = choices_of(kind)
     if choices is not None:
         is_choice = isinstance(value, str | int | bool) and value in choices

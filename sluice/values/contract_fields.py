@@ -1,4 +1,4 @@
-"""The fields of a contract as plain texts, which the ledger keeps to compare later contracts."""
+"""Lists a contract's fields as plain texts. The ledger keeps them to compare later contracts."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from sluice.values.contracts import (
 from sluice.values.pydantic_models import required_fields
 
 OPTIONAL = ", optional"
-"""The end of the text of a field that a value may lack."""
+"""The suffix of the text of a field that a value may omit."""
 NULLABLE = " or null"
-"""The end of the type of a field whose value may be null."""
+"""The suffix of the type of a field whose value may be null."""
 UNKNOWN_FIELDS, FORBIDDEN = "(unknown fields)", "forbidden"
-"""The entry of an object that must not have fields which the contract does not name."""
+"""The entry of an object that must not have fields besides those of the contract."""
 _ONE_OF = "one of "
 _LIMITS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "pattern")
 """The limits that msgspec checks, by the names of its `Meta`."""
@@ -33,8 +33,8 @@ _LIMITS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "p
 def contract_fields(contract: Any) -> dict[str, str]:
     """Return path of a field → its type, such as `BIGINT`, `STRING or null` or `DATE, optional`.
 
-    A path such as `lines[].price` leads to the field of an object in a list. The path of a value
-    without fields is empty.
+    A path such as `lines[].price` leads to the field of an object in a list. If the values have no
+    fields, their type has the empty path.
     """
     fields: dict[str, str] = {}
     _add(fields, "", type_info(contract), "")
@@ -49,7 +49,8 @@ def _add(fields: dict[str, str], path: str, kind: inspect.Type, optional: str) -
         if path:
             fields[path] = f"object{nullable}{optional}"
         for each in objects:
-            # The members of a union may have fields with the same name.
+            # Prefix the member's name, because members of a union may have fields with the same
+            # name.
             of_member = path
             if len(objects) > 1:
                 of_member = f"{path}<{each.cls.__name__}>"
@@ -69,7 +70,8 @@ def _add_fields(fields: dict[str, str], path: str, kind: ObjectType) -> None:
     prefix = ""
     if path:
         prefix = f"{path}."
-    # The Struct that stores a pydantic model requires all fields: pydantic has filled them in.
+    # The Struct that stores a pydantic model requires all fields, because pydantic fills them in.
+    # So ask the model.
     required = required_fields(kind.cls)
     for field in kind.fields:
         if required is None:
@@ -83,7 +85,7 @@ def _add_fields(fields: dict[str, str], path: str, kind: ObjectType) -> None:
 
 
 def _without_null(kind: inspect.Type) -> tuple[inspect.Type, str]:
-    """Return a type without null, and the text for null if the type allows it."""
+    """Return a type without null, and the text `NULLABLE` if the type allows null."""
     if isinstance(kind, inspect.Metadata):
         inner, nullable = _without_null(kind.type)
         # Without null, keep the metadata, which has the digits of a Decimal.

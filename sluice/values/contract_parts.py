@@ -107,10 +107,10 @@ class ContractPart:
     path: str
     """The place of the part, for messages: `$.lines[...].amount`."""
     item: str
-    """Return Python source that reads the part from the value `v` and the variables of `loops`."""
+    """Python source that reads the part from the value `v` and the variables of `loops`."""
     loops: str
     """Python source: the clauses after `for v in values` in a comprehension; empty if each value
-    has one such part."""
+    has exactly one such part."""
 
     @property
     def digits(self) -> tuple[int, int] | None:
@@ -120,8 +120,8 @@ class ContractPart:
     def collector(self) -> Callable[[Sequence[Any]], list[Any]]:
         """Return a function that collects this part of several values.
 
-        Its code is generated for the part, and takes about a tenth of the time that a walk through
-        each value takes.
+        Its code is generated for the part. It takes about a tenth of the time of traversing each
+        value.
         """
         # `eval` is safe here, because the source contains only names of attributes.
         source = f"lambda values: [{self.item} for v in values{self.loops}]"
@@ -137,7 +137,7 @@ def parts_collector(parts: Iterable[ContractPart]) -> Callable[[Any], list[Any]]
 
 
 def _source_of(part: ContractPart) -> str:
-    """Return Python source for the elements of a list: this part of `v`, as often as it occurs."""
+    """Return Python source for the elements of a list: all occurrences of this part in `v`."""
     if part.loops:
         return f"*[{part.item} for _ in (0,){part.loops}]"
     return part.item
@@ -188,9 +188,9 @@ def parts_of(kind: Any) -> list[ContractPart]:
 def amount_check(kind: Any) -> Callable[[Any], None] | None:
     """Return a function that checks that a text in place of a Decimal is a number as in JSON.
 
-    It raises ValidationError for other texts. msgspec takes every text that Python's Decimal takes,
-    such as "1_000", " 5 " and digits of other scripts. The function takes a value, or the data of
-    its JSON, in which numbers may be text. Returns None for a type without Decimals.
+    It raises ValidationError for other texts. msgspec accepts every text that Python's Decimal
+    accepts, such as "1_000", " 5 " and digits of other scripts. The function takes a value, or the
+    value's decoded JSON, in which numbers may be text. Returns None for a type without Decimals.
     """
     info = type_info(kind)
     if not any(map(_has_amount, parts_of(kind))):
@@ -198,7 +198,7 @@ def amount_check(kind: Any) -> Callable[[Any], None] | None:
 
     def check(value: Any) -> None:
         for path, text in _amounts_as_text(info, value, "$"):
-            # NaN and Infinity are refused later, because they do not fit the declared digits.
+            # NaN and Infinity are rejected later, because they do not fit the declared digits.
             if not JSON_NUMBER.fullmatch(text) and text not in ("NaN", "Infinity", "-Infinity"):
                 raise msgspec.ValidationError(
                     f"{text[:40]!r} is not written as a number in JSON - at `{path}`"
@@ -226,7 +226,7 @@ def odd_amounts(contract: Any) -> re.Pattern[bytes] | None:
                 if _is_amount(field.type):
                     names.append(field.encode_name)
         elif any(map(_is_amount, _items_of(kind))):
-            # The elements of a list have no names.
+            # The elements of a list have no names to search for, so look at all JSON.
             return re.compile(b"")
     if not names:
         return None

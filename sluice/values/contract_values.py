@@ -1,6 +1,6 @@
 """Converts values to JSON data.
 
-Unlike msgspec, writes every field, sorts sets, and writes times as SQL does.
+Unlike msgspec, this writes every field, sorts sets, and writes times as SQL does.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from sluice.values.stored_values import is_converted, plain_model
 
 
 def as_produced(value: Any, contract: Any, zone: tzinfo = UTC) -> Any:
-    """Return the value as a producer writes it: times declared as EpochMillis etc. become numbers.
+    """Convert the value as a producer writes it: times declared as EpochMillis etc. become numbers.
 
     Times without a zone are in `zone`.
     """
     if not any(map(_is_number_of_time, types_within(contract))):
         return value
-    # `to_builtins` writes the tag of a union's member, by which `_with_numbers` knows the member.
+    # `to_builtins` writes the tag of a union's member, which tells `_with_numbers` the member.
     plain = msgspec.to_builtins(value, builtin_types=_EXACT, enc_hook=plain_model)
     return _with_numbers(plain, type_info(contract), zone)
 
@@ -133,8 +133,8 @@ def with_sorted_sets(value: Any) -> Any:
 
     Return the value itself if it contains no set.
 
-    The order of a set changes from process to process, but a repeated batch must write the same
-    JSON.
+    The order of a set's elements differs between processes, but a repeated batch must write the
+    same JSON.
     """
     return _replaced(
         value, (set, frozenset), lambda items: sorted_items(map(with_sorted_sets, items))
@@ -158,7 +158,7 @@ def _time_text(time: datetime) -> str:
             in_utc = time.astimezone(UTC)
         except (
             OverflowError
-        ):  # UTC has no such time: for a declared time, `json_limits.require_time` raises an error
+        ):  # UTC lacks this time. If it is declared, `json_limits.require_time` raises an error.
             return time.isoformat(timespec="microseconds")
     return f"{in_utc.replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
 
@@ -189,7 +189,8 @@ def _copied(value: Any, kinds: tuple[type, ...], replace: Callable[[Any], Any]) 
         return {name: _copied(inner, kinds, replace) for name, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_copied(item, kinds, replace) for item in value]
-    # A copy of the model would be encoded with the declared types of its fields, again as a set.
+    # A model's copy would be encoded by the declared types of its fields, so a list would become a
+    # set again.
     if is_model(type(value)):
         return _copied(plain_model(value), kinds, replace)
     fields = _fields_of(value)
@@ -245,7 +246,7 @@ def plain_data(value: Any) -> Any:
             return members
         case list() | tuple():
             return [*map(plain_data, value)]
-        # A set's order changes from process to process, but equal values need equal JSON.
+        # The order of a set's elements differs between processes, but equal values need equal JSON.
         case set() | frozenset():
             return sorted_items(map(plain_data, value))
         case dict():

@@ -59,7 +59,7 @@ def is_class_with_fields(kind: Any) -> bool:
 
 
 def is_bytes(kind: Any) -> bool:
-    """Return whether the values of a topic are bytes, which are not in JSON."""
+    """Return whether a topic's values are plain bytes, not JSON."""
     return kind in (bytes, bytes | None)
 
 
@@ -67,7 +67,7 @@ def is_bytes(kind: Any) -> bool:
 def type_info(kind: Any) -> inspect.Type:
     """Return the type as which values of the type `kind` are stored, as msgspec describes it.
 
-    It is cached, because loading a pipeline asks for the same types many times.
+    The result is cached, because loading a pipeline needs the same types many times.
     """
     return inspect.type_info(stored_type(kind))
 
@@ -84,7 +84,7 @@ _SIMPLE: dict[type[inspect.Type], str] = {
 
 
 _DEEPEST = 40
-"""Limit for nested objects; a contract that exceeds it is taken to contain itself."""
+"""Limit for nested objects. A contract that exceeds it is assumed to contain itself."""
 
 
 def name_of(kind: Any) -> str:
@@ -209,7 +209,7 @@ def _sql_type(kind: inspect.Type, where: str) -> str:
         return _sql_type(kind.type, where)
     if isinstance(kind, inspect.UnionType):
         # Every field can be null in SQL, so `X | None` has the type of X.
-        # Of other unions, only unions of classes with fields have a type in SQL.
+        # Other unions have a type in SQL only if their members are classes with fields.
         present = members_of(kind)
         if len(present) == 1:
             return _sql_type(present[0], where)
@@ -269,7 +269,7 @@ def _decimal(precision: Any, scale: Any, where: str) -> str:
 
 
 def _struct_type(kinds: Sequence[ObjectType], where: str) -> str:
-    # A contract that contains itself would have a type without end.
+    # A contract that contains itself would have an infinite type.
     if where.count(".") > _DEEPEST:
         raise TopologyError(
             f"{where[:100]}...: a contract that contains itself has no Spark SQL type.",
@@ -347,8 +347,8 @@ def _fields_of_class(kind: ObjectType, where: str) -> dict[str, str]:
                 "functions.",
                 next_step="Declare it as NotRequired[... | None].",
             )
-        # msgspec.inspect does not show the default UNSET: the field of a Struct then seems to have
-        # no default, but is not required.
+        # msgspec.inspect does not show the default UNSET: a Struct's field then has no default
+        # there, but is not required, either.
         has_default = (
             field.default is not msgspec.NODEFAULT or field.default_factory is not msgspec.NODEFAULT
         )
@@ -402,7 +402,7 @@ def choice_type(kind: inspect.LiteralType | inspect.EnumType) -> type:
 def require_importable(kind: Any, where: str = "") -> None:
     """Raise TopologyError if the type contains a class or an Enum that Spark's tasks cannot import.
 
-    A task would get a copy of the class. The copy of a Struct has no fields, so the task would read
+    A task would get a copy of the class. A Struct's copy has no fields, so the task would read
     empty objects.
     """
     for part in types_within(kind):
@@ -443,5 +443,5 @@ def types_within(kind: Any) -> list[inspect.Type]:
                 inner = [part.type]
         new = [inner_type for inner_type in inner if id(inner_type) not in ids]
         ids |= {*map(id, new)}
-        types += new  # the loop visits these types, too
+        types += new  # The loop then visits these types, too.
     return types

@@ -1,4 +1,4 @@
-"""The headers of a dead letter: the rejected record's, then Sluice's, which no producer can forge.
+"""A dead letter's headers: those of the rejected record, then Sluice's, which nobody can forge.
 
 This module has their names; `engine/batch/dead_letters.py` writes them.
 
@@ -6,10 +6,10 @@ Names of Sluice's headers start with `sluice.`. A header of the record with such
 as `sluice.original.NAME`. Sluice's headers come last, and `sluice.reason` is the first of them.
 
 After them, a dead letter has the headers that Kafka Streams gives its dead letters (KIP-1034), for
-programs that read these. They only repeat what Sluice's headers say, so Sluice itself ignores them,
-and leaves them out of a dead letter that would be too large with them. The rejected record may
-have headers of these names, too, for example if Kafka Streams has rejected it before. As in Kafka
-Streams, these come first, and stay.
+programs that read these. They only repeat Sluice's headers, so Sluice itself ignores them, and
+omits them if the dead letter would be too large. The rejected record may have headers of these
+names, too, for example if Kafka Streams has rejected it before. As in Kafka Streams, these come
+first, and stay.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ STREAMS_HEADERS = frozenset(
         *STREAMS_PLACE,
     }
 )
-"""The names of the headers of Kafka Streams' dead letters; `STREAMS_PLACE` are those of the
+"""The names of the headers of Kafka Streams' dead letters. `STREAMS_PLACE` are the headers with the
 record's position."""
 _RAISED = re.compile(r"(?P<exception>[A-Za-z_]\w*)(?:: (?P<message>.*))?", re.DOTALL)
 _NOT_RAISED = "sluice.errors.RecordFailed"
-"""The error with which `on_error="fail"` ends a run."""
+"""The class of the error with which `on_error="fail"` ends a run."""
 
 
 def escaped(name: str) -> str:
-    """Return the name that a header of the rejected record gets in the dead letter."""
+    """Return the name of a header of the rejected record in the dead letter."""
     if name.startswith(PREFIX):
         return f"{_ORIGINAL}{name}"
     return name
 
 
 def original(name: str) -> str:
-    """Return the name that a header of a dead letter had in the rejected record.
+    """Return the name that a dead letter's header had in the rejected record.
 
-    Return the inverse of `escaped`.
+    This is the inverse of `escaped`.
     """
     return name.removeprefix(_ORIGINAL)
 
@@ -62,8 +62,8 @@ def streams_headers(
 ) -> list[tuple[str, str | None]]:
     """Return the headers of Kafka Streams' dead letters, as names and texts.
 
-    `detail` is the text of `sluice.detail`. As in Kafka Streams, the topic is null, and partition
-    and offset are -1, if the error belongs to no record of a topic. The stack trace has two lines:
+    `detail` is the text of `sluice.detail`. If the error belongs to no record of a topic, the topic
+    is null, and partition and offset are -1, as in Kafka Streams. The stack trace has two lines:
     the error, and the place of the `step` in the author's file (`at`).
     """
     exception, message = _exception(detail)

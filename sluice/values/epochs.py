@@ -1,4 +1,4 @@
-"""Times in JSON as whole numbers of seconds, milliseconds or microseconds since 1970 in UTC."""
+"""Declares times in JSON as whole numbers of seconds, milliseconds or microseconds since 1970."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def epoch_us(field: str) -> EpochTime:
 
 
 def decoder(contract: Any) -> Callable[[bytes], Any]:
-    """Return a contract's decoder for JSON with whole numbers for EpochMillis and the like."""
+    """Return a decoder for the contract's JSON, in which EpochMillis etc. are whole numbers."""
     written = _json_type(contract)
     if written is contract:
         return msgspec.json.Decoder(contract).decode
@@ -120,7 +120,10 @@ _NUMBERS = {unit: _Times(f"Epoch{unit.name.title()}", (), {"unit": unit}) for un
 
 
 def _time_from_number(kind: Any, number: Any) -> datetime:
-    """Return the time for a number in JSON. msgspec adds the field to the message of an error."""
+    """Convert a number in JSON to the time.
+
+    If this fails, msgspec adds the field to the message.
+    """
     # `isinstance` would also accept a bool.
     if type(number) is not int:
         raise TypeError(f"Expected `int`, got `{type(number).__name__}`")
@@ -146,7 +149,7 @@ def number_of(time: datetime, unit: Unit, zone: tzinfo) -> int:
 def of_types(function: Callable[[Any], Any], arguments: Sequence[Any]) -> tuple[Any, ...]:
     """Return the results of a function for the arguments of a generic type.
 
-    The dots of `tuple[int, ...]`, which are not a type, stay.
+    Ellipses stay, as in `tuple[int, ...]`, because they are not types.
     """
     results: list[Any] = []
     for argument in arguments:
@@ -163,7 +166,7 @@ def field_of_time(event_time: str | EpochTime | None) -> str | None:
 
 @cache
 def _json_type(kind: Any) -> Any:
-    """Return the type of a value's JSON: `kind` with a number for each EpochMillis or the like."""
+    """Return the type of a value's JSON: `kind` with numbers in place of EpochMillis etc."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
         for mark in arguments[1:]:
@@ -197,8 +200,7 @@ def _struct_in_json(contract: type[msgspec.Struct]) -> type[msgspec.Struct]:
     if not has_times:
         return contract
     config = contract.__struct_config__
-    # If the contract is a member of a union, msgspec recognizes the member by this attribute, which
-    # has the tag.
+    # If the contract is a member of a union, msgspec recognizes it by this attribute, its tag.
     if config.tag_field is not None:
         namespace = {config.tag_field: config.tag}
     else:
@@ -246,7 +248,7 @@ def _typed_dict_in_json(contract: Any) -> Any:
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
-    """Return the field of a Struct for a field of a dataclass."""
+    """Convert a field of a dataclass to the default of a Struct's field."""
     if field.default is not dataclasses.MISSING:
         return msgspec.field(default=field.default)
     if field.default_factory is not dataclasses.MISSING:

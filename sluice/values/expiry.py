@@ -1,4 +1,4 @@
-"""When the rows of a table expire."""
+"""Definitions of when the rows of a table expire."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ ExpiryClock = Literal["event", "wall"]
 
 @dataclass(frozen=True)
 class Expiry:
-    """When a row expires: at an expression's time, or some time after its record's event time."""
+    """When a row expires: at an expression's time, or some time after the record's event time."""
 
     at: str | None
     """The author's expression; None if the rows have a time to live."""
     at_ms: str | None
-    """SQL of the time in epoch ms that `at` gives."""
+    """SQL for the value of `at` in epoch ms."""
     after_ms: int | None
     clock: ExpiryClock
 

@@ -10,7 +10,7 @@ _NAME = re.compile(r"`((?:[^`]|``)*)`(?=\.|$)|([^.]*)")
 def names_of(path: str) -> tuple[str, ...]:
     """Return the names in a path, the outermost field first.
 
-    The empty path, which means the whole value, has no names.
+    The empty path stands for the whole value, and has no names.
     """
     names: list[str] = []
     place = 0

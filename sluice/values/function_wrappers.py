@@ -54,8 +54,8 @@ class DecoderWithHeaders(Wrapper):
 
 
 def for_key(function: Callable[..., Any], key: str) -> Callable[..., Any]:
-    """Return the function for many calls with this key as the first argument."""
-    # The author's function itself is called, because a call of the wrapper takes longer than many
+    """Bind the key as a function's first argument, for many calls."""
+    # Bind the author's function itself, because calling the wrapper takes longer than many
     # functions.
     if isinstance(function, WithoutKey):
         return function.function
@@ -80,7 +80,7 @@ class Not(Wrapper):
 
 
 class Chooses(Wrapper):
-    """The condition that the author's function chooses one of these topics for the record."""
+    """A condition: whether the author's function chooses one of these topics for the record."""
 
     def __init__(self, function: Callable[..., Any], topics: tuple[str, ...]) -> None:
         super().__init__(function)
@@ -92,7 +92,7 @@ class Chooses(Wrapper):
 
 @dataclass(frozen=True)
 class NoTopic:
-    """Refuses a record for which none of the topics was chosen."""
+    """Raises an error for a record for which the author's function chose none of the topics."""
 
     topics: tuple[str, ...]
 

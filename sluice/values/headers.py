@@ -1,4 +1,4 @@
-"""The headers of a record, as a processor reads and sends them, and their text in rows."""
+"""The headers of a record: the class that processors use, and the text in rows."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Headers:
         return headers
 
     def json(self) -> str | None:
-        """Return the text of the headers in a row; None without headers."""
+        """Return the text of the headers in a row; None if there are none."""
         if self._json is None and self._pairs:
             encoded = [EncodedHeader(name, value) for name, value in self._pairs]
             self._json = _encode_headers(encoded).decode()
@@ -120,7 +120,7 @@ NO_HEADERS = Headers()
 def _name(name: object) -> str:
     if type(name) is not str:
         raise TypeError(f"the name of a header must be a str, not {type(name).__name__}")
-    name.encode()  # raises an error for half of a pair of surrogates
+    name.encode()  # Raises an error if the name has an unpaired surrogate.
     return name
 
 

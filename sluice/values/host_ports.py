@@ -13,8 +13,8 @@ def is_host(text: str) -> bool:
     """Return whether the text is a host's name or IP address, without a port and brackets."""
     if ":" not in text:
         return _NAME.fullmatch(text) is not None
-    # An address with a scope, such as fe80::1%eth0, is refused: the scope names an interface of one
-    # host, and means nothing on another host.
+    # Reject an address with a scope, such as fe80::1%eth0: the scope names an interface of one
+    # host, and has no meaning on another.
     try:
         return IPv6Address(text).scope_id is None
     except AddressValueError:
@@ -41,7 +41,7 @@ def parse_address(address: str) -> tuple[str, int] | None:
         host = shown[1:-1]
     if not is_host(host) or _url_host(host) != shown or not (port.isascii() and port.isdecimal()):
         return None
-    # Only the first digits are parsed, because Python refuses to parse thousands of digits.
+    # Parse only the first digits, because Python raises an error for thousands of digits.
     if 0 < int(port[:6]) <= _MOST_PORT:
         return (host, int(port))
     return None

@@ -1,4 +1,4 @@
-"""Records which files and environment variables the import of a file reads.
+"""Records the files and environment variables that the import of a file reads.
 
 A later process can then tell whether an import would read the same.
 """
@@ -20,8 +20,8 @@ import msgspec
 _UNSTABLE = ("/proc/", "/sys/")
 """Files below these folders are not recorded, because their contents differ at each read."""
 _SETTLED_SECONDS = 2.0
-"""Modification times are not precise: a file that has changed less than these seconds ago may
-change again, and still have the same modification time."""
+"""Modification times are not precise. If a file has changed within this number of seconds, it may
+change again and still have the same modification time."""
 
 
 class Inputs(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +42,7 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextmanager
 def recorded_inputs() -> Iterator[Callable[[], Inputs | None]]:
-    """Record what the block reads.
+    """Record the files and variables that the block reads.
 
     Yields a function that returns the inputs; None if a file has just changed.
 
@@ -76,7 +76,7 @@ def recorded_inputs() -> Iterator[Callable[[], Inputs | None]]:
                 continue
             file = Path(path)
             if file.exists() and not file.is_file():
-                continue  # a device, such as /dev/null
+                continue  # The file is a device, such as /dev/null.
             if file.exists() and file.stat().st_mtime > begun - _SETTLED_SECONDS:
                 return None
             files[path] = _digest_of_file(path)

@@ -1,4 +1,4 @@
-"""Finds out whether JSON of a schema can be read by a contract."""
+"""Decides whether JSON with a given schema can be read by a contract."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _TEXTS = frozenset({"string", "bytes"})
 
 
 def json_problem(node: Node, contract: object) -> str:
-    """Return why values of a schema may violate a contract; empty if nothing is known against it.
+    """Return why values of a schema may violate a contract; empty if no reason is known.
 
-    A schema says less than a contract: a text may have a form that it does not name. So only what
-    the schema says is compared.
+    A schema says less than a contract: for example, it may not name the form of a text. So only
+    those properties are compared that the schema has.
     """
     return _problem(node, type_info(contract), "$")
 
@@ -78,7 +78,7 @@ def _problem_of_fields(node: Record, kind: ObjectType, path: str) -> str:
 
 
 def _form(declared: inspect.Type) -> str:
-    """Return the form of JSON that values of a type have; empty if they have several."""
+    """Return the JSON form of a type's values; empty if they have several forms."""
     match declared:
         case inspect.Metadata() if digits_of(declared) is not None:
             return ""

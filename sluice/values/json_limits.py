@@ -1,6 +1,6 @@
-"""Limits of the JSON, and of the times in it, that Spark reads back exactly.
+"""Limits within which Spark reads JSON, and times in it, back exactly.
 
-Beyond the limits, `from_json` returns null, and `parse_json` rounds a number or ends the run.
+Beyond these limits, `from_json` returns null, and `parse_json` rounds a number or ends the run.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _COLON = re.compile(rb"\s*:")
 _BRACKET = re.compile(rb"[\[\]{}]")
 _NUMBER = re.compile(rb"-?[0-9][0-9.eE+-]*+")
 JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
-"""How JSON writes a number. Python's conversions also take `1_000`, ` 5 `, digits of other scripts,
-and NaN."""
+"""The form of a number in JSON. Python's conversions also accept `1_000`, ` 5 `, digits of other
+scripts, and NaN."""
 _LARGEST_OFFSET = timedelta(hours=18)
 
 
@@ -44,7 +44,7 @@ def refuse_long_strings(text: bytes) -> None:
     """Raise ValueError if the JSON has a name or a string that is too long."""
     if len(text) <= LONGEST_NAME:
         return
-    # Escaped quotation marks are replaced. All others begin or end a string, so a part after an odd
+    # Replace escaped quotation marks. All others begin or end a string, so a part after an odd
     # number of them is a string.
     plain = text
     if b"\\" in text:
@@ -55,10 +55,10 @@ def refuse_long_strings(text: bytes) -> None:
 
 
 def _long_parts(text: bytes) -> Iterator[tuple[int, int]]:
-    """Begin and end of each part between quotation marks that is longer than a name may be."""
+    """Yield the begin and end of each part between quotation marks that is too long for a name."""
     begin = 0
-    # Start at the farthest place where a short part could end and search
-    # backwards, so that few bytes are read.
+    # Jump to the farthest place where a short part could end, and search backwards, to read few
+    # bytes.
     while len(text) - begin > LONGEST_NAME:
         quote = text.rfind(b'"', begin, begin + LONGEST_NAME + 1)
         if quote < 0:
@@ -101,7 +101,7 @@ def refuse_nesting(text: bytes) -> None:
 
 
 def is_surely_shallow(text: bytes) -> bool:
-    """Return whether JSON has too few brackets to be too deep, even with none in a string."""
+    """Return whether JSON certainly has too few brackets to be nested too deep."""
     return text.count(b"[") + text.count(b"{") <= MOST_LEVELS
 
 
@@ -116,7 +116,7 @@ def refuse_inexact_numbers(text: bytes) -> None:
 def _is_exact(number: str) -> bool:
     """Return whether Spark reads a number exactly.
 
-    It reads a decimal, or a double if the number has an exponent or too many digits.
+    Spark reads a decimal, or a double if the number has an exponent or too many digits.
     """
     if len(number) > LONGEST_NUMBER:
         return False
@@ -143,7 +143,7 @@ class Amounts:
         self._equal = Context(prec=precision, traps=[Inexact, InvalidOperation])
 
     def surely_include(self, amounts: Iterable[Decimal | None]) -> bool:
-        """Return whether all amounts certainly fit, judged by their sum, or by the largest of them.
+        """Return whether all amounts certainly fit. This checks their sum, or the largest amount.
 
         If the result is False, all amounts may still fit: call `require` for each of them. This
         method takes a quarter of the time that these calls take.
@@ -167,8 +167,8 @@ class Amounts:
     def _fits(self, amount: Decimal) -> bool:
         try:
             return amount.quantize(self._unit, context=self._unchanged).is_finite()
-        # The amount has more digits than fit. It still fits if they are zeros, which is tested
-        # next.
+        # The amount has more digits than fit. It still fits if they are zeros, which the next test
+        # finds out.
         except Rounded:
             pass
         except InvalidOperation:
@@ -181,7 +181,7 @@ class Amounts:
 
 
 def require_finite(number: float | Decimal, path: str) -> None:
-    """Raise ValueError for NaN and infinity, which JSON cannot express."""
+    """Raise ValueError for NaN and infinity, which do not exist in JSON."""
     if isinstance(number, Decimal):
         is_finite = number.is_finite()
     else:

@@ -1,4 +1,4 @@
-"""JSON Schemas as trees of nodes, as far as they say the types of a contract."""
+"""Parses JSON Schemas to trees of nodes, as far as they name the types of a contract."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def parse_json_schema(text: str, references: Iterable[ReferredSchema] = ()) -> N
 
 
 def identifier_of(schema: Any) -> str:
-    """Return the address that a schema gives itself; empty without one."""
+    """Return the address in a schema's own identifier; empty if it has none."""
     identifier = schema.get("$id", "") if isinstance(schema, dict) else ""
     return urldefrag(identifier).url if isinstance(identifier, str) else ""
 
@@ -67,9 +67,10 @@ def identifier_of(schema: Any) -> str:
 @dataclass
 class _Parser:
     documents: dict[str, Any]
-    """Name or address → schema. The schema without an address has an empty one."""
+    """Name or address → schema. A schema without an address has the empty address."""
     within: list[tuple[str, str]]
-    """The documents, and places within them, that are being parsed."""
+    """The places that are being parsed, each with its document. They reveal a schema that contains
+    itself."""
     records: dict[str, Record] = field(default_factory=dict)
 
     def parse(  # noqa: C901  (a table)
@@ -161,7 +162,7 @@ class _Parser:
     def _merged(
         self, schema: dict[str, Any], parts: list[Any], base: str, path: str, name: str
     ) -> Node:
-        """Return a record with the fields of all parts."""
+        """Return a record with the fields of all parts of an `allOf`."""
         if "properties" in schema:
             parts = [*parts, _without(schema, "allOf")]
         fields: dict[str, Field] = {}
@@ -224,7 +225,7 @@ def _capitalized(key: str) -> str:
 
 
 def _choice(values: list[Any], path: str, name: str) -> Node:
-    """Return the node of one of several values."""
+    """Return the node for a schema that lists its allowed values."""
     present = [value for value in values if value is not None]
     kinds = set(map(type, present))
     if kinds == {str}:
@@ -241,7 +242,7 @@ def _choice(values: list[Any], path: str, name: str) -> Node:
 
 
 def _decimal(schema: dict[str, Any], path: str) -> Node:
-    """Return the node of a decimal, whose digits Sluice has written beside its format."""
+    """Return the node of a decimal. Sluice has written its digits beside its format."""
     precision, scale = schema.get("precision"), schema.get("scale")
     if not isinstance(precision, int) or not isinstance(scale, int):
         raise SchemaError(f"{path}: the schema does not say how many digits a decimal has")

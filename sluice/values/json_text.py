@@ -1,4 +1,4 @@
-"""Writes strings in JSON as Spark's `to_json` does, and plain text for topics without JSON."""
+"""Writes JSON strings as Spark's `to_json` does, and plain text for topics without JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ESCAPES = {number: f"\\u{number:04X}" for number in range(32)} | {
 
 
 def json_string(text: str) -> str:
-    """Return the text as a string of JSON."""
+    """Encode the text as a JSON string."""
     return f'"{text.translate(ESCAPES)}"'
 
 
@@ -32,7 +32,10 @@ _TEXT_OF_JSON = re.compile(rf'\{{"{JSON_FIELD}":("(?:[^"\\]|\\.)*+")\}}')
 
 
 def plain_json(json: str) -> str:
-    """Return Sluice's JSON for other programs: a value of type Any is itself, not an object."""
+    """Convert Sluice's JSON to plain JSON for other programs.
+
+    In Sluice's JSON, an object stands for a value of type Any.
+    """
     if JSON_TEXT in json:
         return _TEXT_OF_JSON.sub(_put_back, json)
     return json
@@ -43,16 +46,16 @@ def _put_back(match: re.Match[str]) -> str:
     try:
         msgspec.json.decode(text, type=msgspec.Raw)
     except msgspec.DecodeError:
-        return match[0]  # an object of the author with a field that happens to have this name
+        return match[0]  # The author's object has a field that happens to have this name.
     return text
 
 
 def encode_bytes(json: str) -> bytes:
-    """Encode for `to(topic, value=bytes)`: return the bytes that a JSON string has as base64."""
+    """Encode for `to(topic, value=bytes)`: return the bytes whose base64 is the JSON string."""
     return msgspec.json.decode(json, type=bytes)
 
 
 def encode_text(json: str) -> bytes:
-    """Encode for `to(topic, value=str)`: a string without quotation marks, the rest as JSON."""
+    """Encode for `to(topic, value=str)`: a string without quotation marks, all else as JSON."""
     text: str = msgspec.json.decode(json) if json.startswith('"') else json
     return text.encode()

@@ -1,4 +1,4 @@
-"""State rows in stores that keep headers: JSON arrays with a value and its record's headers.
+"""The state rows of stores that keep headers: JSON arrays of a value and its record's headers.
 
 The state row of any other store of an operator is an array of the value alone.
 """
@@ -13,7 +13,7 @@ from sluice.values.dead_letter_headers import PREFIX
 from sluice.values.headers import Headers
 
 KEEPS_HEADERS = ", with the headers of records"
-"""The end of the definition of a store that keeps headers."""
+"""The suffix of the definition of a store that keeps headers."""
 _IN_JSON = f'"key":"{PREFIX}'
 
 _decode_by_name = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -23,7 +23,7 @@ _elements = msgspec.json.Decoder(tuple[msgspec.Raw, msgspec.Raw]).decode
 def kept_headers(text: str | None) -> str | None:
     """Return the headers that a store keeps, as JSON.
 
-    Leaves out Sluice's own headers, which a record has if it was re-driven from a dead letter.
+    Leaves out Sluice's own headers: a record that was re-driven from a dead letter has some.
     """
     if text is None or _IN_JSON not in text:
         return text
@@ -43,7 +43,7 @@ def headers_by_name(text: str | None) -> dict[str, Headers]:
 
 
 def headers_by_name_json(headers: Mapping[str, str | None]) -> str:
-    """Return the inverse of `headers_by_name`, for headers as JSON."""
+    """Do the inverse of `headers_by_name`, for headers as JSON."""
     texts: dict[str, msgspec.Raw] = {}
     for name, text in headers.items():
         if text is not None:

@@ -1,6 +1,6 @@
-"""Decides which worker owns a key, and so in which shard the key's state is.
+"""Decides which worker owns a key, and therefore which shard has the key's state.
 
-The state of every pipeline is divided by this rule, so the rule must never change.
+The state of all pipelines is divided by this rule, so the rule must never change.
 """
 
 from __future__ import annotations
@@ -15,5 +15,5 @@ def owner(key: str, workers: int) -> int:
 
 
 def key_hashes(keys: Iterable[bytes]) -> Iterator[int]:
-    """Yield each key's hash, of which the remainder by the number of workers is the owner."""
+    """Yield each key's hash. The remainder of the hash by the number of workers is the owner."""
     return map(crc32, keys)

@@ -1,9 +1,9 @@
-"""The text of a key, which is the same whether Python or SQL makes the key.
+"""Makes the text of a key, which is the same in Python and in SQL.
 
 A key is text everywhere: in Kafka, in stores and in queries. Python functions, decoders and queries
 make it with `key_text`, SQL expressions with `engine.steps.key_sql`; both write the same text.
-Single values have their plain text. Objects and lists are JSON without spaces, in which objects
-have their names in order, so that two values have the same text only if they are equal.
+Single values have their plain text. Objects and lists are JSON without spaces, with the names of
+objects in order. Two values therefore have the same text only if they are equal.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def key_text(value: Any) -> str | None:
     # Almost every key is a str.
     if type(value) is str or value is None:
         return value
-    # Enums are tested before str and int, because an Enum may extend these.
+    # Test for Enum before str and int, because an Enum may extend these.
     if isinstance(value, Enum):
         return key_text(value.value)
     if isinstance(value, bytes | bytearray):
@@ -72,7 +72,7 @@ def _plain(value: Any) -> str | None:
         case Decimal():
             return _decimal(value)
         case datetime():
-            # Equal moments have one text, in UTC, whatever the zones in which they are given.
+            # Equal moments have one text, in UTC, even if they have different zones.
             zoned = value if value.tzinfo is None else value.astimezone(UTC).replace(tzinfo=None)
             return _without_zeros(zoned.isoformat(" "))
         case date():
@@ -91,14 +91,14 @@ def _plain(value: Any) -> str | None:
 def _float(value: float) -> str:
     if not math.isfinite(value):
         raise ValueError(f"{value} cannot be a key")
-    # This turns -0.0 into 0.0, because equal keys must have one text.
+    # Turn -0.0 into 0.0, because equal keys must have equal texts.
     return float.__repr__(value + 0.0)
 
 
 def _decimal(value: Decimal) -> str:
     """Return all digits without an exponent.
 
-    Zeros at the end are left out, since equal amounts may differ in them.
+    Trailing zeros are left out, because equal amounts may differ in them.
     """
     if not value.is_finite():
         raise ValueError(f"{value} cannot be a key")
@@ -148,7 +148,10 @@ def _json(value: Any) -> str:
 
 
 def sorted_items(items: Iterable[Any]) -> list[Any]:
-    """Return a set's items in the order of a key's text, so that equal sets have equal texts."""
+    """Return a set's items in the order of their texts as keys.
+
+    Equal sets then have equal texts.
+    """
     return sorted(items, key=_json)
 
 
@@ -181,8 +184,8 @@ def _fields(value: msgspec.Struct) -> Iterable[tuple[str, Any]]:
 
 
 DECIMAL = "E+0"
-"""The suffix by which `key_of_json` recognizes a decimal. No program writes a double with this
-suffix."""
+"""The suffix by which `key_of_json` recognizes a decimal. No program writes this suffix after a
+double."""
 
 
 def key_of_json(text: str) -> str | None:

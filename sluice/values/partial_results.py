@@ -1,6 +1,6 @@
 """Combines two partial results of `sum`, `min` or `max`, either of which may be null.
 
-A partial result is null if it has no values; the other partial result is then the result.
+A partial result without values is null. The result is then the other partial result.
 """
 
 from __future__ import annotations

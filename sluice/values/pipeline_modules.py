@@ -1,4 +1,4 @@
-"""Import a pipeline's file as a module, on the driver and in Spark's tasks."""
+"""Imports a pipeline's file as a module, on the driver and in Spark's tasks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _PREFIX = "sluice-pipeline:"
 
 @dataclass(frozen=True)
 class _Import:
-    """An imported file, and digests of this file and of the modules and schemas that it reads."""
+    """A module imported from a file, and digests of the file and of what it imports and reads.
+
+    These are the modules beside the file, and the schemas.
+    """
 
     module: ModuleType
     digests: Mapping[Path, str]
@@ -32,9 +35,10 @@ class _Import:
 
 
 _searched: list[Path] = []
-"""The folders of pipelines in which imports search for modules, at most one."""
+"""The folder of pipelines in which imports search for modules: a list of at most one."""
 _libraries: list[Path] = []
-"""The folders of libraries that `use_libraries` has added to Python's path, at most one."""
+"""The folder of libraries that `use_libraries` has added to Python's path: a list of at most
+one."""
 _imports: dict[Path, _Import] = {}
 """File → its last import by `load_module`."""
 
@@ -42,13 +46,13 @@ _imports: dict[Path, _Import] = {}
 class DriverStarts(BaseException):
     """Raised in a Spark task where a script makes a TopologyTestDriver.
 
-    It does not inherit from Exception, so that an `except Exception` of the script does not catch
+    It does not inherit from Exception, because an `except Exception` of the script must not catch
     it.
     """
 
 
 def require_no_task() -> None:
-    """Raise DriverStarts in a Spark task, which imports the script only for its classes."""
+    """In a Spark task, raise DriverStarts. The task imports the script only for its classes."""
     spark = sys.modules.get("pyspark")
     if spark is not None and spark.SparkFiles._is_running_on_worker:
         raise DriverStarts
@@ -62,8 +66,8 @@ def load_module(file: Path, name: str = "") -> ModuleType:
 
     The default name differs for every text, and no installed module can have it. A task imports a
     file under the name that the driver gave it, and raises EngineError if the file has changed
-    since. A task imports a script only up to the line that makes a TopologyTestDriver: all that the
-    pipeline needs is defined before this line.
+    since. A task imports a script only up to the line that makes a TopologyTestDriver: everything
+    that the pipeline needs is defined before this line.
     """
     # If the name is known, this task has already loaded the file.
     if name in sys.modules:
@@ -79,7 +83,7 @@ def load_module(file: Path, name: str = "") -> ModuleType:
             next_step="Nothing from the batch was published. Run again: the next run loads the new "
             "file.",
         )
-    # If the name contained a dot, pickle would look for a package.
+    # Replace dots: if the name contained a dot, pickle would look for a package.
     name = name or f"{_PREFIX}{file}{_edition(file)}".replace(".", "_") + _version(text)
     if name in sys.modules:
         return sys.modules[name]
@@ -96,7 +100,7 @@ def load_module(file: Path, name: str = "") -> ModuleType:
 
 
 def is_name_of_file(name: str) -> bool:
-    """Return whether `load_module` has made a module's name."""
+    """Return whether a module has a name that `load_module` has given."""
     return name.startswith(_PREFIX)
 
 
@@ -105,7 +109,7 @@ def _imported(file: Path, text: bytes, name: str) -> ModuleType:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    # Tracebacks and fingerprints would otherwise show the lines of the earlier text.
+    # Otherwise, tracebacks and fingerprints would use the lines of the earlier text.
     linecache.checkcache(str(file))
     try:
         # Python's cache of compiled files would mistake a new text for the old text
@@ -123,8 +127,8 @@ def _search_in(folder: Path) -> None:
     """Let imports find the modules beside a pipeline's file, after all installed modules.
 
     Two folders may have modules of the same name, such as `helpers`. Therefore only one folder is
-    searched, and the modules of the folder before it are forgotten. The pipelines that have
-    imported them keep them.
+    searched, and Python forgets the modules of the previous folder. Pipelines that have imported
+    such modules keep them.
     """
     if _searched == [folder]:
         return
@@ -144,7 +148,7 @@ def use_libraries(folder: Path | None) -> None:
     """Let imports find a pipeline's own libraries before all installed packages.
 
     Two pipelines may have different versions of a library. Therefore only one folder is searched,
-    and the modules of the folder before it are forgotten. The pipelines that have imported them
+    and Python forgets the modules of the previous folder. Pipelines that have imported such modules
     keep them.
     """
     if _libraries == [folder] or (folder is None and not _libraries):
@@ -156,7 +160,7 @@ def use_libraries(folder: Path | None) -> None:
             if _is_below(module, earlier):
                 del sys.modules[name]
     _libraries.clear()
-    # Python itself has added the libraries to the path of a run's driver.
+    # In a run's driver, Python itself has already added the libraries to the path.
     if folder is not None and str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
         _libraries.append(folder)
@@ -167,7 +171,7 @@ def use_libraries(folder: Path | None) -> None:
 def libraries_forgotten() -> Iterator[None]:
     """Forget a pipeline's own libraries after the block, which may import the pipeline's file.
 
-    Airflow's own imports in the same process must not find them.
+    Airflow's own imports in the same process must not find these libraries.
     """
     try:
         yield
@@ -194,7 +198,10 @@ def _version(text: bytes) -> str:
 
 
 def _edition(file: Path) -> str:
-    """Return a suffix for the module's name that changes with the modules the file imports."""
+    """Return a suffix for the module's name.
+
+    It changes when a module that the file imports changes.
+    """
     last = _imports.get(file)
     if last is None:
         return ""

@@ -1,4 +1,4 @@
-"""Schemas of Protobuf as messages of Protobuf's own library, and as trees of nodes."""
+"""Turns Protobuf schemas into message classes of Protobuf's library, and into trees of nodes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def message_classes(text: str, references: tuple[ReferredSchema, ...] = ()) -> t
 
 
 def message_named(text: str, references: tuple[ReferredSchema, ...], name: str) -> Any:
-    """Return the class of the message with this name; of the first one, if the name is empty.
+    """Return the class of the message with this name, or of the first message if the name is empty.
 
     Raises SchemaError.
     """
@@ -83,7 +83,7 @@ def message_named(text: str, references: tuple[ReferredSchema, ...], name: str) 
 
 
 class _Files:
-    """The files that a schema is made of: its own, and those that it imports."""
+    """The files of a schema: its own file, and those that it imports."""
 
     def __init__(self, pool: Any, referred: dict[str, str]) -> None:
         self.pool = pool
@@ -112,7 +112,7 @@ class _Files:
         parsed = parse_proto(text)
         file.package, file.syntax = parsed.package, parsed.syntax
         file.dependency.extend(parsed.imports)
-        # Each file of a pool sees what the files that it imports import publicly.
+        # Make all imports public: in Sluice, a file can use everything that its imports import.
         file.public_dependency.extend(range(len(parsed.imports)))
         self._import(parsed.imports)
         scope = _Scope(parsed.package, parsed.messages, parsed.enums)
@@ -128,13 +128,13 @@ class _Files:
             if name in self._added:
                 continue
             if name in self._referred:
-                # A file that imports itself is not found again.
+                # `pop` keeps a file that imports itself from being added again.
                 self.added(name, self._referred.pop(name))
             else:
                 self._add_known(name)
 
     def _add_known(self, name: str) -> None:
-        """Add a file that belongs to a library, and that registries need no reference for."""
+        """Add a library's file. Registries need no reference for such a file."""
         from google.protobuf import descriptor_pb2
 
         file = descriptor_pb2.FileDescriptorProto()
@@ -165,7 +165,7 @@ _BASE64 = re.compile(r"[A-Za-z0-9+/\s]+={0,2}\s*")
 
 
 def _parse_descriptor(file: Any, text: str) -> None:
-    """Fill a descriptor from its serialized form, which some serializers register."""
+    """Fill a descriptor from its serialized form, in which some serializers register schemas."""
     from google.protobuf.message import DecodeError
 
     try:
@@ -206,7 +206,8 @@ class _Scope:
     def find(self, name: str, within: str) -> tuple[int, str]:
         """Return the kind and the full name of a type that is named within a message.
 
-        The innermost message or package that has a type of this name counts.
+        If several enclosing messages or packages have a type of this name, the innermost one is
+        meant.
         """
         if name.startswith("."):
             if name in self._kinds:
@@ -231,7 +232,7 @@ def _names_within(message: Any, outer: str) -> dict[str, int]:
 
 
 def _from_inner(within: str) -> Iterator[str]:
-    """Yield a full name, that of what it is in, and so on; at last the empty name."""
+    """Yield a full name, then the name of each enclosing scope, and finally the empty name."""
     while within:
         yield within
         within = within.rpartition(".")[0]
@@ -258,7 +259,7 @@ def _fill(made: Any, message: ProtoMessage, scope: _Scope, outer: str, syntax: s
             synthetic.append((added, f"_{each.name}"))
         if each.default is not None:
             added.default_value = _default_text(each)
-    # Protobuf's own compiler puts each optional field of proto3 into a oneof of its own.
+    # Like Protobuf's own compiler, put each optional field of proto3 into a separate oneof.
     for added, name in synthetic:
         added.oneof_index = len(made.oneof_decl)
         made.oneof_decl.add().name = name
@@ -269,7 +270,10 @@ def _fill(made: Any, message: ProtoMessage, scope: _Scope, outer: str, syntax: s
 
 
 def _default_text(field: ProtoField) -> str:
-    """Return the default of a field as descriptors have it: only that of bytes has escapes."""
+    """Return the default of a field in the form of descriptors.
+
+    Only defaults of bytes have escapes.
+    """
     text = field.default or ""
     if text[:1] not in ('"', "'"):
         return text
@@ -306,7 +310,7 @@ def _fill_enum(made: Any, enum: ProtoEnum) -> None:
 
 
 def is_entry(descriptor: Any) -> bool:
-    """Return whether a message is that of a map's entries, which a schema does not name."""
+    """Return whether a message is the entry type of a map. A schema does not name such messages."""
     return bool(descriptor.GetOptions().map_entry)
 
 
@@ -327,7 +331,7 @@ def message_class(classes: tuple[Any, ...], places: tuple[int, ...]) -> Any:
 
 
 def node_of(descriptor: Any, within: tuple[str, ...] = ()) -> Node:
-    """Return what `plain_reader` gives as a type, against which a contract is resolved.
+    """Return the type of the results of `plain_reader`. A contract is resolved against this type.
 
     Raises SchemaError for a message that contains itself.
     """
@@ -348,7 +352,7 @@ def node_of(descriptor: Any, within: tuple[str, ...] = ()) -> Node:
 
 
 def _default_of(field: Any) -> Any:
-    """Return what a field that a message lacks counts as, as plain data of Avro's schemas."""
+    """Return the value of a field that a message lacks, as plain data of Avro's schemas."""
     if field.is_required:
         return NO_DEFAULT
     if field.message_type is not None and is_entry(field.message_type):

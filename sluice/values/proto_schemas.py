@@ -1,7 +1,7 @@
 """Parses the text of Protobuf's schemas, and writes the schema that follows from a contract.
 
-Registries have schemas as text. The grammar of proto2 and proto3 is read as far as it describes
-messages and enums; options, services, extensions and reserved names are skipped.
+Registries have schemas as text. Of the grammar of proto2 and proto3, only messages and enums are
+read. Options, services, extensions and reserved names are skipped.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TIMESTAMP = "google.protobuf.Timestamp"
 class ProtoField:
     name: str
     type: str
-    """A scalar type, or the name of a message or an enum as it is written."""
+    """A scalar type, or the name of a message or an enum as in the schema's text."""
     number: int
     label: Literal["", "optional", "required", "repeated"] = ""
     key: str = ""
@@ -137,7 +137,7 @@ class _Parser:
         return message
 
     def _fields(self, message: ProtoMessage, oneof: str) -> None:
-        """Read up to the closing bracket of a message or a oneof."""
+        """Read a message or a oneof up to its closing bracket."""
         while (token := self._next()) != "}":
             match token:
                 case "message":
@@ -250,7 +250,8 @@ def proto_of_contract(contract: Any, package: str = "") -> str:
         head.append(f"package {package};")
     if deriving.has_times:
         head.append('import "google/protobuf/timestamp.proto";')
-    # The message of the values comes first, because the wire format numbers messages.
+    # The message of the values must come first, because the wire format refers to messages by
+    # number.
     return "\n".join([*head, *reversed(deriving.messages.values())]) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Pydantic models as contracts: which can be stored, their Structs, and how values are validated.
+"""Uses pydantic models as contracts: checks and converts them, and validates values.
 
 This module imports pydantic only for types that contain models.
 """
@@ -28,8 +28,8 @@ _MOST_ERRORS = 3
 _LONG_NUMBER = re.compile(
     rb'"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+(?:[eE][+-]?\d+)?|[eE][+-]?\d+)', re.DOTALL
 )
-"""Matches numbers with a point or an exponent. Also matches whole strings, so that digits in a
-string are not mistaken for a number."""
+"""Matches numbers with a point or an exponent. Also matches whole strings, because digits in a
+string must not be mistaken for a number."""
 
 _MARK = b"00000000"
 """The beginning of each string that `_with_exact_numbers` writes in place of a number."""
@@ -51,7 +51,7 @@ def validator(kind: Any) -> Callable[[Any], Any]:
 def json_validator(kind: Any, *, has_decimals: bool) -> Callable[[bytes], Any]:
     """Return a function that validates JSON as pydantic does.
 
-    It returns plain data with the names of the JSON.
+    The function returns plain data with the names of the JSON.
     """
     validate, plain = _adapter(kind).validate_json, plain_data(kind)
     if not has_decimals:
@@ -72,13 +72,13 @@ def _adapter(kind: Any) -> Any:
 
     models = [*filter(is_model, get_args(kind))]
     if get_origin(kind) in (Union, UnionType) and len(models) > 1:
-        # Without a discriminator, an error would list the fields of all members.
+        # Without a discriminator, an error would list problems with all members of the union.
         kind = Annotated[kind, Discriminator(_tag_of(models, str(kind)))]
     return TypeAdapter(kind)
 
 
 def _validated(validate: Callable[[Any], Any], value: Any) -> Any:
-    """Return the validated value. Raises an error of msgspec, as for other contracts."""
+    """Return the validated value. Raises errors of msgspec, as for other contracts."""
     from pydantic import ValidationError
 
     try:
@@ -86,7 +86,7 @@ def _validated(validate: Callable[[Any], Any], value: Any) -> Any:
     except ValidationError as error:
         problems = error.errors(include_url=False, include_context=False, include_input=False)
     if problems[0]["type"] == "json_invalid":
-        # msgspec raises the error that other contracts have for such JSON.
+        # msgspec raises the same error as for other contracts.
         msgspec.json.decode(value)
         raise msgspec.DecodeError(problems[0]["msg"])
     texts: list[str] = []
@@ -107,7 +107,7 @@ def _path(location: Sequence[str | int]) -> str:
 def _with_exact_numbers(data: bytes) -> tuple[bytes, dict[str, float]]:
     """Return the JSON with strings for numbers that a float cannot hold, and the numbers by string.
 
-    For a field of type Decimal, pydantic makes an exact Decimal of the string. In a field of
+    For a field of type Decimal, pydantic converts the string to an exact Decimal. In a field of
     another type, the string stays, and `_with_numbers` puts the number back.
     """
     numbers: dict[str, float] = {}
@@ -121,7 +121,7 @@ def _with_exact_numbers(data: bytes) -> tuple[bytes, dict[str, float]]:
             or Decimal(repr(float(text))) == Decimal(text.decode())
         ):
             return text
-        # A number of JSON never begins with these zeros, and hardly any string does.
+        # A JSON number never begins with these zeros, and hardly any string does.
         sign, digits = b"", text
         if text.startswith(b"-"):
             sign, digits = b"-", text[1:]
@@ -151,7 +151,7 @@ def plain_data(kind: Any) -> Callable[[Any], Any]:
 def instance(model: Any, fields: Mapping[str, Any]) -> Any:
     """Return an instance of a model with these fields, built without the validators."""
     made = model.__new__(model)
-    # `__setstate__` sets the fields without the validators, as it does in unpickling.
+    # `__setstate__` sets the fields without calling validators, as in unpickling.
     made.__setstate__(
         {
             "__dict__": {name: fields[name] for name in model.model_fields},
@@ -170,7 +170,7 @@ def instance(model: Any, fields: Mapping[str, Any]) -> Any:
 
 
 _DEEPEST = 40
-"""Limit for nested models; a model that exceeds it is taken to contain itself."""
+"""Limit for nested models; a model that exceeds it is assumed to contain itself."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class ModelStructs:
     base: type[msgspec.Struct]
     """The base class of the Structs. Their attribute `__made_for__` is the model."""
     replace: Callable[[Any, str], Any]
-    """Takes a type that is not a model, and where it is declared. Returns the type as which its
+    """Takes a type that is not a model, and where it is declared. Returns the type in which its
     values are stored."""
 
     def struct(self, model: Any, where: str, tag: str | None = None) -> type[msgspec.Struct]:
@@ -227,7 +227,7 @@ class ModelStructs:
             kw_only=True,
             **config,
         )
-        # From this name, `require_importable` sees whether a model is defined in a function.
+        # By this name, `require_importable` recognizes a model that is defined in a function.
         struct.__qualname__ = model.__qualname__
         return struct  # type: ignore[no-any-return]
 
@@ -238,7 +238,7 @@ class ModelStructs:
         replace: Callable[[Any], Any],
         tag: str | None = None,
     ) -> Any:
-        """Return the union of the types as which the members are stored.
+        """Return the union of the types in which the members are stored.
 
         Return None if all members are stored as they are.
 
@@ -346,14 +346,14 @@ def required_fields(struct: Any) -> frozenset[str] | None:
 
 
 def _bare(kind: Any) -> Any:
-    """Return a model without annotations around it, such as the Tag of a union's member."""
+    """Return a model without its annotations, such as the Tag of a union's member."""
     if get_origin(kind) is Annotated and is_model(get_args(kind)[0]):
         return get_args(kind)[0]
     return kind
 
 
 def _tag_of(models: Sequence[Any], where: str) -> str:
-    """Return the field that tells a union's models apart: a Literal with another text in each."""
+    """Return the field that distinguishes a union's models: a Literal with its own text in each."""
     for name in models[0].model_fields:
         tags = {_only_choice(model.model_fields.get(name)) for model in models}
         if None not in tags and len(tags) == len(models):
@@ -492,10 +492,10 @@ def _decimal(marks: Sequence[Any], where: str) -> Any:
     return Annotated[Decimal, msgspec.Meta(extra={"precision": precision, "scale": scale})]
 
 
-# EncodedStr and EncodedBytes are in types such as Base64Str, whose values are decoded when they
-# are validated.
+# EncodedStr and EncodedBytes are parts of types such as Base64Str, whose values are decoded during
+# validation.
 _SERIALIZERS = ("PlainSerializer", "WrapSerializer", "EncodedStr", "EncodedBytes")
-"""Pydantic's annotations that write another value than the validated value."""
+"""Pydantic's annotations that write a value which differs from the validated value."""
 _PYDANTIC_TYPES = {
     "AwareDatetime": datetime,
     "PastDatetime": datetime,
@@ -504,4 +504,4 @@ _PYDANTIC_TYPES = {
     "FutureDate": date,
     "EmailStr": str,
 }
-"""Pydantic's types whose values are of another type."""
+"""Pydantic's types whose values have another type than the declared one."""

@@ -35,14 +35,17 @@ TEXT_FIELD = "value"
 """The column name of a value that is not an object."""
 
 MOST_KEY_BYTES = 1024
-"""The maximum length of a key in UTF-8 bytes; PostgreSQL cannot index much longer keys."""
+"""The maximum length of a key in UTF-8 bytes. PostgreSQL cannot index much longer keys."""
 
 
 def record_fingerprint(key: bytes | None, value: bytes | None, timestamp_ms: int | None) -> str:
-    """Return a hash that tells a record from one at the same offset of a recreated topic."""
+    """Return a hash of a record.
+
+    It differs if a recreated topic has another record at the offset.
+    """
     digest = hashlib.blake2b(digest_size=16)
     for part in (key, value):
-        # The length shows where the key ends, and tells an empty text from null.
+        # The length shows where the key ends, and distinguishes an empty text from null.
         digest.update(b"-" if part is None else b"%d:" % len(part))
         digest.update(part or b"")
     # Clients write a missing timestamp as -1, 0 or nothing.
@@ -52,7 +55,7 @@ def record_fingerprint(key: bytes | None, value: bytes | None, timestamp_ms: int
 
 How = Literal["inner", "left", "outer"]
 Gives = Literal["value", "values", "key", "mapped_key", "record", "records", "condition", "nothing"]
-"""What a step takes from the result of a Python function."""
+"""The parts of a Python function's result that a step uses."""
 OnBreach = Literal["warn", "fail"]
 OnNull = Literal["dead_letter", "keep"]
 OnError = Literal["dead_letter", "skip", "fail"]
@@ -60,12 +63,12 @@ OnError = Literal["dead_letter", "skip", "fail"]
 OnMissing = Literal["null", "drop", "error"]
 """Policy for a record for which a look-up finds no row."""
 OnTime = Literal["dead_letter", "skip", "fail", "clock"]
-"""Policy for a record without a valid event time; `clock` gives it the time of processing."""
+"""Policy for a record without a valid event time; `clock` sets the time of processing instead."""
 WALL_CLOCK = "(wall clock)"
-"""The value of `event_time` for the time of processing. No field can have this name."""
+"""The value of `event_time` that stands for the time of processing. No field can have this name."""
 Until = Literal["window_close", "window_final", "time_limit"]
-"""What a held result waits for: its window's close, the last record that can change it, or a time
-limit."""
+"""The event that a held result waits for: its window's close, the last record that can change it,
+or a time limit."""
 EmitStrategy = Literal["every", "window_close"]
 """Which results of a windowed aggregate are sent: each update, or the final result of each
 window."""

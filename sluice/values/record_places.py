@@ -1,4 +1,4 @@
-"""Where records are in Kafka: a partition, the place of one record, and ranges of offsets."""
+"""Places in Kafka: a partition, the place of one record, and ranges of offsets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An author's functions and classes as values of a plan."""
+"""References to an author's functions and classes, which a plan can contain as values."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Loader(Protocol):
 class Reference:
     """A reference to an author's function, class or instance.
 
-    The engine decides how to pickle the reference (`engine.steps.pickling`), because Spark's tasks
-    may be unable to import the object's module. After unpickling, the object is loaded when `value`
-    is first read. Two references are equal if they refer to the same object, or to functions with
-    the same code.
+    `engine.steps.pickling` decides how to pickle the reference, because Spark's tasks may be unable
+    to import the object's module. After unpickling, the object is loaded when `value` is first
+    read. Two references are equal if they refer to the same object, or to functions with the same
+    code.
     """
 
     def __init__(self, value: Any = None, loader: Loader | None = None) -> None:
@@ -47,8 +47,7 @@ class Reference:
             return NotImplemented
         if self.value == other.value:
             return True
-        # A file that is imported again makes new functions, so functions are compared by their
-        # code.
+        # Importing a file again makes new functions, so compare functions by their code.
         if not callable(self.value) or not callable(other.value):
             return False
         return self.fingerprint() == other.fingerprint()

@@ -14,10 +14,10 @@ import msgspec
 
 SchemaKind: TypeAlias = Literal["AVRO", "JSON", "PROTOBUF"]
 SchemaRef: TypeAlias = int | UUID
-"""The id or the GUID of a schema. Neither ever means another schema."""
+"""The id or the GUID of a schema. Both always mean the same schema."""
 VALUE_HEADER, KEY_HEADER = "__value_schema_id", "__key_schema_id"
 PREFIX_BYTES = 5
-"""How many bytes before the value name its schema."""
+"""The number of bytes before the value that name its schema."""
 _BY_ID, _BY_GUID = 0, 1
 _PREFIX = struct.Struct(">BI")
 
@@ -32,7 +32,7 @@ class ReferredSchema(msgspec.Struct, frozen=True):
 
 
 class RegisteredSchema(msgspec.Struct, frozen=True, kw_only=True):
-    """A schema as the registry has it."""
+    """A schema in the form in which the registry returns it."""
 
     id: int
     text: str
@@ -43,7 +43,7 @@ class RegisteredSchema(msgspec.Struct, frozen=True, kw_only=True):
     """The schema's version in the subject; 0 if the registry did not say."""
     guid: str = ""
     references: tuple[ReferredSchema, ...] = ()
-    """The schemas to which this one refers, each after those to which it refers itself."""
+    """The schemas to which this one refers. Each comes after its own references."""
 
     def __str__(self) -> str:
         if not self.subject:
@@ -82,7 +82,7 @@ def named_schema(data: bytes, header: bytes | None = None) -> tuple[SchemaRef, i
 
 def _of_header(header: bytes) -> SchemaRef:
     bare = header
-    # Protobuf's place of the first message may follow.
+    # Protobuf's index of the first message (one byte) may follow.
     if len(header) in (PREFIX_BYTES + 1, 1 + 16 + 1):
         bare = header[:-1]
     if header[len(bare) :] in (b"", b"\0"):
@@ -97,7 +97,7 @@ def _of_header(header: bytes) -> SchemaRef:
 
 
 def subject_of(topic: str, record: str, strategy: str, *, is_key: bool = False) -> str:
-    """Return the subject by a strategy: `topic`, `record` or `topic_record`.
+    """Return the subject that a strategy gives: `topic`, `record` or `topic_record`.
 
     `record` is the full name of the schema's record.
     """

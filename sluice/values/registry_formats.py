@@ -1,4 +1,4 @@
-"""Formats whose schemas are in a schema registry, as plain data of a plan."""
+"""Describes formats whose schemas are in a schema registry, as plain data of a plan."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Version: TypeAlias = int | Literal["latest"] | None
 
 @dataclass(frozen=True)
 class RegistryFormat:
-    """How values are read from a topic or written to it. It takes the place of a serde's functions.
+    """How values are read from a topic or written to it. It replaces a serde's functions.
 
-    The engine resolves the schemas, because it asks the registry only in runs.
+    The engine resolves the schemas, because only runs use the registry.
     """
 
     kind: SchemaKind
@@ -25,29 +25,29 @@ class RegistryFormat:
     """The schema of the contract, as text: that of a pulled file, or derived from the class. Empty
     if the class has parts that the format lacks."""
     problem: str = ""
-    """Which part of the class the format lacks."""
+    """The part of the class that the format lacks."""
     advice: str = ""
     """What to do about the problem."""
     record: str = ""
     """The full name of the schema's record."""
     subject: str = ""
-    """The subject; empty to follow from the strategy."""
+    """The subject; if empty, it follows from the strategy."""
     strategy: Strategy = "topic"
     version: Version = None
     """The version with which values are written; None for the one that has `schema`."""
     metadata: Mapping[str, str] = field(default_factory=dict)
-    """Values are written with the latest version that has this metadata."""
+    """If given, values are written with the latest version that has this metadata."""
     pulled: int = 0
     """The version of the subject that had `schema` when it was pulled; 0 if it was not pulled. The
     registry of a run may be another one, in which versions and ids have other numbers."""
     schema_in: SchemaIn = "prefix"
-    """Where written records name their schema. Both places are read."""
+    """Where written records name their schema. When reading, both places are accepted."""
     registers: bool = False
     """Whether a run registers the schema if the subject does not have it."""
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """`Record.field` → the names that the field had in earlier versions."""
     enum_defaults: Mapping[str, str] = field(default_factory=dict)
-    """Name of an enum → the symbol that stands for those which its schema does not have."""
+    """Name of an enum → the symbol that stands for symbols that the enum's schema lacks."""
     references: tuple[ReferredSchema, ...] = ()
     validates: bool = False
     """Whether JSON is also checked against the registered schema, not only against the contract."""

@@ -30,19 +30,19 @@ class Point:
     """A time in epoch ms. The point is before the first record with this Kafka timestamp or a later
     one."""
     offsets: dict[Partition, int] | None = None
-    """Partition → the offset of the first record after the point. Other partitions have no
-    point."""
+    """Partition → the offset of the first record after the point. For other partitions, the point
+    is undefined."""
 
     @property
     def is_beginning(self) -> bool:
-        """Whether the point is before all records."""
+        """Whether the point is the beginning: before all records."""
         return self.time_ms is None and self.offsets is None
 
     @classmethod
     def parse(cls, name: str, text: str) -> Point:
         """Return a point from text: `beginning`, an ISO 8601 time, or `TOPIC/PARTITION/OFFSET,...`.
 
-        Raises QueryError; its message calls the point `name`.
+        Raises QueryError. `name` is the point's name in the error.
         """
         if text == _BEGINNING:
             return cls()
@@ -107,7 +107,7 @@ def _milliseconds(text: str) -> int:
     if "-" not in text:
         raise ValueError("20261121 could be an offset")
     moment = datetime.fromisoformat(text)
-    # A time without a zone is in UTC, whatever the zone of this machine.
+    # A time without a zone is in UTC, even if this machine has another zone.
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     ms = round(moment.timestamp() * 1_000)

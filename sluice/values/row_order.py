@@ -13,7 +13,7 @@ A path begins with one byte 0xff for every re-keying, and 0x00. Elements follow:
 - a result of an operator: 0x20 and its number, four bytes;
 - a release, a result that an operator sends because stream time has advanced: 0x10 (before the
   results of the row that advances it) or 0x30 (after them), a rank such as the time at which the
-  result was due, for a timer that fires after a record the turn of its processor, four bytes, and
+  result was due, a turn (the processor's, four bytes) for a timer that fires after a record, and
   the result's key;
 - an event, after a release that no record has caused, such as the release of a wall-clock timer:
   0x18, the names of the operator and the timer, and a number for the record or timer that has set
@@ -52,12 +52,13 @@ def end_path(path: bytes) -> bytes:
 def result_path(path: bytes, number: int) -> bytes:
     """Return the path of an operator's result.
 
-    `path` is the path of the operator's row, and `number` counts its results.
+    `path` is the path of the operator's row, and `number` is the result's number among the row's
+    results.
     """
     return path + _element(number)
 
 
-# Cached, because the results of most rows have the same few numbers.
+# Cached, because most results have one of a few small numbers.
 @lru_cache
 def _element(number: int) -> bytes:
     return _RESULT + number.to_bytes(_RESULT_BYTES, "big")
@@ -67,7 +68,7 @@ def release_path(path: bytes, rank: int, key: str, *, before: bool, turn: bytes 
     """Return the path of a result released with a row.
 
     Releases are sorted by rank, before or after the row's own results. If the releases of several
-    operators have the same `path`, they need a `turn`: they are sorted by it first, and then by
+    operators have the same `path`, they need a `turn`, by which they are then sorted before the
     key.
     """
     return path + release(rank, before=before) + turn + _escaped(key)
@@ -75,23 +76,21 @@ def release_path(path: bytes, rank: int, key: str, *, before: bool, turn: bytes 
 
 def release(rank: int, *, before: bool) -> bytes:
     """Return the element of a release, without its key."""
-    # `_SIGN` is added so that no rank is negative, because bytes would sort negative ranks last.
+    # Add `_SIGN`, because bytes would sort negative ranks last: with it, no rank is negative.
     return (_BEFORE if before else _AFTER) + (rank + _SIGN).to_bytes(_RANK_BYTES, "big")
 
 
 def turn_of_timers(stage: int, operator: int) -> bytes:
     """Return the turn of an operator whose timers fire after a record.
 
-    Those of a later stage have the earlier turn.
-
-    So the timers of a processor fire before it gets the results that timers with the same time have
-    in earlier stages.
+    Timers of a later stage have an earlier turn. A processor's timers therefore fire before it gets
+    results of earlier stages' timers with the same time.
     """
     return (_LAST_STAGE - stage).to_bytes(2, "big") + operator.to_bytes(2, "big")
 
 
 def event_path(path: bytes, operator: str, timer: str, cause: int) -> bytes:
-    """Return the path of results without a causing record: of a timer, or held back.
+    """Return the path of results without a causing record: a timer's, or held-back ones.
 
     `cause` is the number of the record or timer that has set the timer: see `Output.cause`.
     """
@@ -102,8 +101,8 @@ def event_of(path: bytes) -> tuple[int, bytes]:
     """Return the rank of a result that no record caused, and the bytes that identify its cause.
 
     A cause is a timer, for example. The bytes are the beginning of the path, which all results of
-    this cause share. A result that is held back until the end of a batch has no such cause: its
-    rank is -1, and the bytes are its whole path.
+    this cause share. A result that is held back until a batch's end has no such cause. Its rank is
+    -1, and the bytes are its whole path.
     """
     base = path.lstrip(_REKEYED)
     if not base.startswith((_BEFORE, _AFTER)):
@@ -142,7 +141,7 @@ def turn_sql(number: int) -> str:
 
 
 def element_sql(position: str) -> str:
-    """Return SQL for the part of a path that says which element of an array a row comes from.
+    """Return SQL for the part of a path that names the array element from which a row comes.
 
     `position` is SQL for the element's index.
     """
@@ -160,7 +159,7 @@ def path_sql(base: str, elements: Sequence[str], *, rekeyed: bool) -> str:
 
 
 def constant_path(elements: Sequence[str], *, rekeyed: bool) -> bytes | None:
-    """Return the path that all rows of a record share; None if it differs from row to row."""
+    """Return the path that all rows of a record share; None if rows have different paths."""
     parts = bytes_around_base(elements, rekeyed=rekeyed)
     if parts is None:
         return None
@@ -170,7 +169,7 @@ def constant_path(elements: Sequence[str], *, rekeyed: bool) -> bytes | None:
 def bytes_around_base(elements: Sequence[str], *, rekeyed: bool) -> tuple[bytes, bytes] | None:
     """Return the bytes before and after a path's base (see `path_sql`).
 
-    Return None if rows differ in them.
+    Return None if these bytes differ between rows.
     """
     # Only a literal is the same for all rows; other elements are read from columns.
     if not all(element.startswith("X'") for element in elements):

@@ -1,4 +1,4 @@
-"""Writes Structs for the values of a registered schema as Python code, for an author to keep."""
+"""Writes Python code of Structs for the values of a registered schema. Authors keep the code."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _NULL = Primitive("null")
 class _Writer:
     keeps_nanoseconds: bool
     classes: dict[str, str] = field(default_factory=dict)
-    """Name of a record → the code of its class, each after those that its fields have."""
+    """Name of a record → the code of its class. A class comes after the classes of its fields."""
 
     def type_of(self, node: Node) -> str:  # noqa: C901  (a table)
         match node:
@@ -88,7 +88,7 @@ class _Writer:
                     self.classes[node.short_name] = ""
                     body = [self._field(each) for each in node.fields] or ["    pass"]
                     head = f"class {node.short_name}(msgspec.Struct, kw_only=True):"
-                    # A class comes after those that its fields have.
+                    # A class must come after the classes of its fields.
                     del self.classes[node.short_name]
                     self.classes[node.short_name] = "\n".join([head, *body]) + "\n"
                 return node.short_name
@@ -106,7 +106,7 @@ class _Writer:
 
 
 def _is_plain(each: Field) -> bool:
-    """Return whether a default in the schema is written in the same way in Python."""
+    """Return whether a schema's default has the same notation in Python."""
     if isinstance(each.default, str):
         return each.type in (Primitive("string"), Primitive("string", "uuid")) or isinstance(
             present(each.type), Choice

@@ -49,13 +49,13 @@ SIMPLE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class SchemaText:
-    """The text of a schema, of which the same nodes and Structs can always be made again."""
+    """The text of a schema. The same nodes and Structs can always be made again from this text."""
 
     kind: SchemaKind
     text: str
     references: tuple[ReferredSchema, ...] = ()
     message: str = ""
-    """The name of Protobuf's message; empty for the first one."""
+    """The name of the Protobuf message; empty for the first message."""
 
     @property
     def node(self) -> Node:
@@ -66,7 +66,7 @@ class SchemaText:
     def keeps_nanoseconds(self) -> bool:
         """Whether a time with nanoseconds is a number in the contract, which is exact.
 
-        In Protobuf, all times have nanoseconds, of which most programs use only microseconds.
+        In Protobuf, all times have nanoseconds, but most programs use only microseconds.
         """
         return self.kind == "AVRO"
 
@@ -84,10 +84,10 @@ def _node(schema: SchemaText) -> Node:
 
 
 def struct_of_schema(schema: SchemaText, name: str = "") -> Any:
-    """Return the type of a schema's values; the Struct of its record `name`, if that is given.
+    """Return the type of a schema's values, or the Struct of its record `name`, if a name is given.
 
-    The same schema gives the same Structs, so a task makes the Structs that the driver has.
-    Raises SchemaError for a schema that has no type in SQL.
+    The same schema gives the same Structs, so a task makes the Structs that the driver has. Raises
+    SchemaError for a schema that has no type in SQL.
     """
     structs = _structs(schema)
     if name:
@@ -180,7 +180,7 @@ class _Structs:
 
 
 def _in_unions(node: Node) -> Iterator[Record]:
-    """Yield the records that are one of several in a union."""
+    """Yield the records that are members of a union, besides other types."""
     match node:
         case Union(branches=branches):
             records: list[Record] = []
@@ -198,7 +198,7 @@ def _in_unions(node: Node) -> Iterator[Record]:
 
 
 def identifier(name: str) -> str:
-    """Return the name of a field in Python."""
+    """Return a Python name for a field."""
     bare = re.sub(r"\W", "_", name)
     if not bare[:1] or bare[0].isdigit():
         bare = f"_{bare}"
@@ -233,13 +233,13 @@ def _declared(each: Field) -> Any:
         case Map(), {} if not each.default:
             return msgspec.field(default_factory=dict, name=renamed)
         case _:
-            # Such a default is rare. Without it, a record of a writer without the field is a dead
-            # letter that names the field.
+            # Such a default is rare, so it is left out. If a writer omits the field, its records
+            # become dead letters that name the field.
             return msgspec.field(name=renamed)
 
 
 def aliases_of(node: Node) -> dict[str, tuple[str, ...]]:
-    """Return `Record.field` → the aliases of the field, for all fields that have some."""
+    """Return `Record.field` → the aliases of the field, for all fields with aliases."""
     aliases: dict[str, tuple[str, ...]] = {}
     for part in _parts(node):
         if not isinstance(part, Record):
@@ -251,7 +251,10 @@ def aliases_of(node: Node) -> dict[str, tuple[str, ...]]:
 
 
 def enum_defaults_of(node: Node) -> dict[str, str]:
-    """Return the name of each enum with a default → the symbol that is the default."""
+    """Return name of an enum → the symbol that is its default.
+
+    Leaves out enums without a default.
+    """
     defaults: dict[str, str] = {}
     for each in _parts(node):
         if isinstance(each, Choice) and each.default:

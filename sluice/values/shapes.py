@@ -18,8 +18,7 @@ class Shape:
     scalar: bool = False
     """True if the value is not an object. Its only field, `value`, is then the value itself.
 
-    An object can have a single field named `value`, too. So only this flag tells the two apart,
-    never a field's name.
+    An object can also have a single field named `value`. Only this flag distinguishes the two.
     """
 
     @classmethod
@@ -52,13 +51,12 @@ class Shape:
     def value_sql(self, text: str) -> str:
         """Return SQL for the value of JSON of this shape.
 
-        A VARIANT if it is a single value of an unknown type.
+        A single value of an unknown type becomes a VARIANT.
         """
         if not self.scalar:
             return value_of_json(text, self.kind)
         if not self.kind:
             return f"parse_json({text})"
-        # Spark parses only objects as values of a declared type, so
-        # the text is wrapped in an object.
+        # Spark parses JSON to a declared type only for objects, so wrap the text in an object.
         wrapped = f"concat('{{\"v\":', {text}, '}}')"
         return f"{value_of_json(wrapped, struct_type({'v': self.kind}))}.v"

@@ -1,4 +1,7 @@
-"""Topics that several pipelines write. Each pipeline is right on its own, so none is refused."""
+"""Finds topics that several pipelines write.
+
+Each pipeline is right on its own, so this is no error.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,14 @@ from sluice.values.phrases import agreeing, joined
 
 @dataclass(frozen=True)
 class SharedTopic:
-    """A topic that several pipelines write, or that one writes and another keeps for itself."""
+    """A topic that several pipelines write, or that one writes and another uses internally."""
 
     topic: str
     pipelines: tuple[str, ...]
     """The pipelines that write the topic."""
     owner: str = ""
-    """The pipeline that keeps records of its own in the topic, such as dead letters, if any."""
+    """The pipeline that uses the topic internally, for example for dead letters; empty if none
+    does."""
 
     def __str__(self) -> str:
         writers = joined(self.pipelines)
@@ -41,8 +45,8 @@ class SharedTopic:
 def shared_topics(outputs: Mapping[str, Collection[str]]) -> list[SharedTopic]:
     """Find the topics that several pipelines write, sorted.
 
-    `outputs`: pipeline → the names of its outputs. Leaves out tables, which a pipeline claims for
-    itself when it writes them first.
+    `outputs`: pipeline → the names of its outputs. Leaves out tables, because the first pipeline
+    that writes a table claims it.
     """
     writers: dict[str, list[str]] = {}
     for pipeline, names in sorted(outputs.items()):

@@ -72,7 +72,7 @@ class PostgresTable:
 
     @property
     def destination(self) -> str:
-        """The name of what a batch writes at once: all tables of the connection's database."""
+        """The name of the database, whose tables a batch writes all at once."""
         return self.connection
 
     @property
@@ -89,13 +89,13 @@ class PostgresTable:
             return "every table of PostgreSQL has a system column of this name"
         if "\0" in name:
             return "PostgreSQL's names cannot contain NUL"
-        # PostgreSQL cuts longer names off, so that two of them could become one.
+        # PostgreSQL truncates longer names, so two of them could become one.
         if len(name.encode()) > _MOST_BYTES:
             return f"PostgreSQL's names have at most {_MOST_BYTES} bytes"
         return ""
 
     def folded_name(self, name: str) -> str:
-        """Return the name in a form that is equal for all names of the same column."""
+        """Return a form of the name that is the same for all names of the same column."""
         return name
 
     def identity_columns(self, *, is_windowed: bool) -> dict[str, str]:
@@ -162,7 +162,7 @@ class DeltaTable:
 
     @property
     def destination(self) -> str:
-        """The name of what one transaction per batch writes: this table."""
+        """The name of this table: one transaction per batch writes it."""
         return self.output
 
     @property
@@ -181,7 +181,7 @@ class DeltaTable:
         return ""
 
     def folded_name(self, name: str) -> str:
-        """Return the name in a form that is equal for all names of the same column."""
+        """Return a form of the name that is the same for all names of the same column."""
         return name.lower()
 
     def identity_columns(self, *, is_windowed: bool) -> dict[str, str]:

@@ -41,7 +41,7 @@ def value_if(condition: str, sql: str) -> str:
 
 
 def all_of(conditions: Iterable[str]) -> str:
-    """Return the condition that all these conditions are true."""
+    """Return a condition that is true if all of these conditions are true."""
     return " AND ".join(conditions)
 
 
@@ -62,7 +62,7 @@ def is_null(sql: str) -> bool:
 def value_json(sql: str) -> str:
     """Return the JSON of any value.
 
-    `to_json` takes only structs, so the value's JSON is cut out of the JSON of a struct.
+    `to_json` accepts only structs, so put the value into a struct, and cut its JSON out.
     """
     # The JSON is `{"v":...}`: five characters come before the value, and one comes after it.
     wrapped = struct_json(named_struct({"v": sql}))

@@ -1,6 +1,6 @@
-"""Writes and reads the text of Spark SQL's types.
+"""Formats and parses Spark SQL's type texts.
 
-No other module does, because a field's name can contain any character.
+Only here, because field names may contain anything.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def average_digits(precision: int, scale: int) -> tuple[int, int]:
 def struct_type(fields: Mapping[str, str]) -> str:
     """Return the type of an object with these fields.
 
-    A field of an unknown type has an empty type.
+    If a field's type is unknown, pass an empty text.
     """
     named_types = [f"{quoted(name)}: {kind}" for name, kind in fields.items()]
     return f"STRUCT<{', '.join(named_types)}>"
@@ -63,7 +63,7 @@ def map_value_type(kind: str) -> str:
 
 
 def parts_of(kind: str) -> list[str]:
-    """Return the types of the parts of an object, a list or a map; nothing for other types."""
+    """Return the types of the parts of an object, a list or a map; empty for other types."""
     return [*struct_fields(kind).values(), *_arguments(kind, "ARRAY"), *_arguments(kind, "MAP")]
 
 
@@ -105,7 +105,7 @@ def canonical(kind: str) -> str:
 
 
 def _arguments(kind: str, name: str) -> Iterator[str]:
-    """Yield the types, or named types, inside `NAME<...>`; nothing for another type."""
+    """Yield the types, or named types, inside `NAME<...>`; none for another type."""
     opening = len(name) + 1
     if kind[:opening].upper() != f"{name}<":
         return
@@ -119,7 +119,7 @@ def _split(text: str, separator: str) -> tuple[str, str, str]:
     """Do the same as `str.partition`, but skip separators in brackets and in backticks."""
     depth, is_quoted = 0, False
     for i, sign in enumerate(text):
-        # A doubled backtick toggles twice, so the name goes on.
+        # A doubled backtick toggles twice, so it does not end the name.
         if sign == "`":
             is_quoted = not is_quoted
         elif not is_quoted:

@@ -1,4 +1,4 @@
-"""How Sluice stores values that msgspec and SQL cannot hold as declared: as Structs.
+"""Stores values that msgspec and SQL cannot hold as declared: as Structs.
 
 A pydantic model, and a Struct, dataclass or TypedDict with fields of type Any, become a Struct with
 the same fields. A value of type Any becomes the text of its JSON, which stays as it is in SQL,
@@ -6,8 +6,8 @@ states and stores. The text is put back into the JSON where values leave Sluice:
 `values.json_text.plain_json`.
 
 pydantic validates models where they come into a pipeline: from a topic, and as results of an
-author's functions. For functions, models are built from Structs without validation, because a
-validator may change a value, and must not change it again.
+author's functions. For functions, models are built from Structs without validation: a validator may
+change a value, and must not change the value a second time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class JsonText(msgspec.Struct, frozen=True):
     """A value of type Any."""
 
     text: str = msgspec.field(name=JSON_FIELD)
-    """The value's JSON. For a value from a topic, this is the text as it is in the topic."""
+    """The value's JSON. For a value from a topic, this is the topic's text, unchanged."""
 
 
 class Stored(msgspec.Struct):
@@ -73,7 +73,7 @@ type."""
 
 
 def stored_type(kind: Any) -> Any:
-    """Return the type of stored values; `kind` itself if its values are stored as they are.
+    """Return the type in which values are stored: `kind` itself if they are stored unchanged.
 
     Raises TopologyError if a model has parts that cannot be stored.
     """
@@ -88,7 +88,7 @@ def stored_type(kind: Any) -> Any:
 
 
 def is_converted(kind: Any) -> bool:
-    """Return whether values of this type are stored as another type."""
+    """Return whether values of this type are converted to another type when they are stored."""
     return bool(stored_type(kind) != kind)
 
 
@@ -152,14 +152,13 @@ def _json_text(_: Any, value: Any) -> JsonText | None:
     if isinstance(value, msgspec.Raw):
         text = bytes(value).decode()
         try:
-            # Decoding here refuses numbers that no function and no query could decode.
+            # Decode here, to reject numbers that no function and no query could decode.
             _decode_any(value)
         except msgspec.DecodeError as error:
             raise ValueError(str(error)) from None
     else:
         text = _encode(value).decode()
-        # msgspec writes NaN and infinity as null if they are floats, and by name if they are
-        # Decimals.
+        # msgspec writes floats that are NaN or infinite as null, and such Decimals by name.
         if "null" in text or "NaN" in text or "Infinity" in text:
             require_all_finite(value)
     if len(text) > LONGEST_STRING:
@@ -195,7 +194,7 @@ def plain_model(value: Any) -> Any:
 
 @cache
 def _plain_data(model: Any) -> Callable[[Any], Any]:
-    # `stored_type` raises TopologyError for a model whose JSON differs from its fields.
+    # Check the model: `stored_type` raises TopologyError if its JSON differs from its fields.
     stored_type(model)
     return pydantic_models.plain_data(model)
 
@@ -211,7 +210,7 @@ def value_decoder(kind: Any) -> Callable[[str | msgspec.Raw], Any]:
 
 
 def _decode_plain(json: str | msgspec.Raw) -> Any:
-    """Decode Sluice's JSON to plain data, in which a value of type Any is the value itself."""
+    """Decode Sluice's JSON to plain data, with values of type Any in place of their JSON texts."""
     text = json if isinstance(json, str) else bytes(json).decode()
     return _decode_any(plain_json(text))
 
@@ -220,7 +219,7 @@ _decode_any = msgspec.json.Decoder(Any).decode
 
 
 def author_value(value: Any) -> Any:
-    """Return a stored value as the author has declared it."""
+    """Convert a stored value to the type that the author has declared."""
     if isinstance(value, JsonText):
         return _decode_any(value.text)
     if isinstance(value, Stored):
@@ -242,8 +241,8 @@ def _instance(value: Stored) -> Any:
         return fields
     if issubclass(kind, msgspec.Struct):
         return kind(**fields)
-    # The instance is made without `__init__`, as msgspec makes it, because not every `__init__`
-    # takes all fields.
+    # Make the instance without `__init__`, as msgspec does, because not every `__init__` takes all
+    # fields.
     instance = object.__new__(kind)
     for name, field in fields.items():
         object.__setattr__(instance, name, field)
@@ -259,7 +258,7 @@ def _instance(value: Stored) -> Any:
 def _replaced_type(kind: Any, any_type: Any) -> Any:
     """Return the type with Structs for models and for classes with fields of type Any.
 
-    `any_type` takes the place of Any. Returns `kind` itself if nothing is to be replaced.
+    Any is replaced by `any_type`. Returns `kind` itself if there is nothing to replace.
     """
     return _Replacing(any_type, ()).replaced(kind, getattr(kind, "__name__", str(kind)))
 
@@ -309,7 +308,7 @@ class _Replacing:
         Return the class itself if it has none.
         """
         _refuse_models_in(kind, where)
-        # A class that contains itself is left as it is: `contracts.sql_type` raises an error for
+        # Leave a class that contains itself unchanged: `contracts.sql_type` will raise an error for
         # it.
         if kind in self.within:
             return kind
@@ -336,7 +335,7 @@ class _Replacing:
 
 
 def _is_optional(kind: Any, name: str, declared: Any) -> bool:
-    """Return whether a TypedDict may leave the field out."""
+    """Return whether a TypedDict may omit the field."""
     if not is_typeddict(kind) or get_origin(declared) is Required:
         return False
     return get_origin(declared) is NotRequired or name not in kind.__required_keys__
@@ -345,7 +344,7 @@ def _is_optional(kind: Any, name: str, declared: Any) -> bool:
 def _struct(kind: Any, types: Mapping[str, Any], optional: Sequence[str]) -> Any:
     """Return the Struct for a class, with fields of these types.
 
-    A TypedDict may leave the `optional` fields out.
+    A TypedDict may omit the `optional` fields.
     """
     config: dict[str, Any] = {}
     namespace: dict[str, Any] = {"__made_for__": kind}
@@ -368,7 +367,7 @@ def _struct(kind: Any, types: Mapping[str, Any], optional: Sequence[str]) -> Any
         config = {"forbid_unknown_fields": of_struct.forbid_unknown_fields}
         if of_struct.tag_field is not None:
             config |= {"tag": of_struct.tag, "tag_field": of_struct.tag_field}
-            # This attribute shows `msgspec.convert` which member of a union an object is.
+            # By this attribute, `msgspec.convert` finds out which member of a union an object is.
             namespace[of_struct.tag_field] = of_struct.tag
     struct: Any = msgspec.defstruct(
         kind.__name__,
@@ -379,7 +378,7 @@ def _struct(kind: Any, types: Mapping[str, Any], optional: Sequence[str]) -> Any
         kw_only=True,
         **config,
     )
-    # From this name, `require_importable` sees whether a class is defined in a function.
+    # By this name, `require_importable` recognizes a class that is defined in a function.
     struct.__qualname__ = kind.__qualname__
     return struct
 
@@ -406,14 +405,15 @@ def _annotations(kind: Any) -> dict[str, Any]:
     """Return the annotations of a class with fields; empty for other types."""
     try:
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-            # An array has no field names: `contracts.sql_type` raises an error for such a Struct.
+            # A Struct that is encoded as an array has no field names: `contracts.sql_type` will
+            # raise an error for it.
             if kind.__struct_config__.array_like:
                 return {}
             return {field.name: field.type for field in msgspec.structs.fields(kind)}
         if dataclasses.is_dataclass(kind) or is_typeddict(kind):
             return get_type_hints(kind, include_extras=True)
     except (TypeError, NameError):
-        pass  # msgspec's error for these annotations says more
+        pass  # msgspec will raise a clearer error for these annotations.
     return {}
 
 
@@ -424,7 +424,7 @@ def _parts(kind: Any) -> Iterator[Any]:
 
 
 def _parts_of_values(kind: Any) -> Iterator[Any]:
-    """Yield a stored type and the types within it, also of the fields of Structs for models."""
+    """Yield a stored type and the types within it, including those of the fields of Structs."""
     for part in _parts(kind):
         yield part
         if _is_stored(part):

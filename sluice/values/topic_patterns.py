@@ -1,7 +1,4 @@
-"""Patterns of topics.
-
-In lists of topics, a pattern is a text that begins with `^`, as no topic's name does.
-"""
+"""Patterns in lists of topics. A pattern is a text that begins with `^`; no topic's name does."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ _INTERNAL = "__"
 
 
 def pattern_text(pattern: re.Pattern[str]) -> str:
-    """Return the text of a pattern in a list of topics."""
+    """Return the text by which a list of topics represents a pattern."""
     return _SIGN + pattern.pattern
 
 

@@ -13,9 +13,9 @@ _BEGIN = -62_135_596_800_000
 def utc_datetime(ms: int) -> datetime:
     """Return epoch milliseconds as a datetime in UTC.
 
-    A window can end after the year 9999, which clients in many languages cannot read: such an end
-    becomes the last microsecond of that year. A producer can give a record a time before the year
-    1, which becomes the beginning of that year.
+    Times after the year 9999, such as a window's end, become the last microsecond of that year,
+    because clients in many languages cannot read them. Times before the year 1, which a producer
+    can set, become the beginning of that year.
     """
     if ms >= AFTER_LAST:
         return _LAST

@@ -1,4 +1,4 @@
-"""Keys of windowed tables: a key and its window, for authors, and as one text within Sluice."""
+"""Keys of windowed tables. Authors see a key and its window; within Sluice, both are one text."""
 
 from __future__ import annotations
 
@@ -74,18 +74,20 @@ def _eight_bytes(ms: int) -> bytes:
     return ms.to_bytes(8, "big", signed=True)
 
 
-# Within Sluice, a windowed key is one text, so that an operator
-# keeps a state for each key and window.
+# Within Sluice, a windowed key is one text. An operator thus keeps a state for each key and window.
 
 
 def windowed_key_sql(key: str) -> str:
-    """Return SQL of a windowed key's text from its key's SQL; the window is read from the row."""
+    """Return SQL for a windowed key's text, given SQL for its key.
+
+    The window comes from the row.
+    """
     parts = ("CAST(window_start AS STRING)", "':'", "CAST(window_end AS STRING)", "':'", key)
     return f"concat({', '.join(parts)})"
 
 
 def split_windowed_key(text: str) -> tuple[str, Bounds]:
-    """Return the key and the bounds in the text of a windowed key."""
+    """Divide a windowed key's text into the key and the bounds of its window."""
     start, end, key = text.split(":", 2)
     return key, (int(start), int(end))
 
@@ -96,7 +98,7 @@ def windowed_key_text(key: str, bounds: Bounds) -> str:
 
 
 def windowed_of_text(text: str) -> Windowed[str]:
-    """Return the windowed key in its text. Raises OverflowError for a time after the year 9999."""
+    """Parse a windowed key's text. Raises OverflowError for a time after the year 9999."""
     return windowed(*split_windowed_key(text))
 
 
@@ -108,14 +110,14 @@ def key_and_window(key: Windowed[str] | str | None) -> tuple[str | None, Bounds 
 
 
 def of_windowed_key(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adapt a function of a `Windowed`, so that it can be called with a windowed key's text."""
+    """Adapt a function that takes a `Windowed`, so that it takes a windowed key's text."""
     if isinstance(function, WithoutKey):
         return function
     return OfWindowedKey(function)
 
 
 class OfWindowedKey(Wrapper):
-    """Calls the author's function with a `Windowed` in place of the text of a windowed key."""
+    """Calls the author's function with a `Windowed` instead of a windowed key's text."""
 
     def __call__(self, key: str | None, *arguments: Any) -> Any:
         return self.function(None if key is None else windowed_of_text(key), *arguments)

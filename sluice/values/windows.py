@@ -1,4 +1,4 @@
-"""Windows of records, and which records belong to them. All times are in ms.
+"""Windows of records, with rules for which records belong to them. All times are in ms.
 
 `operators/lateness.py` decides when records are late. Authors create windows with the functions of
 `topology/window_definitions.py`.
@@ -15,8 +15,8 @@ from sluice.values.phrases import duration_text
 from sluice.values.references import Reference
 
 Bounds = tuple[int, int]
-"""Start and end of a window. The end is inclusive for sliding windows and sessions, exclusive for
-the others."""
+"""Start and end of a window. The end is inclusive for sliding windows and sessions, and exclusive
+for others."""
 
 T = TypeVar("T", int, Any)
 """A time, or an array of times."""
@@ -24,9 +24,9 @@ T = TypeVar("T", int, Any)
 
 @dataclass(frozen=True)
 class Window:
-    """Windows `[start, start + size)`, as `tumbling` and `hopping` make them.
+    """Windows `[start, start + size)`, as made by `tumbling` and `hopping`.
 
-    They begin at multiples of `advance_ms` (tumbling windows: of `size_ms`), and accept records
+    They begin at multiples of `advance_ms` (for tumbling windows: of `size_ms`), and accept records
     until stream time reaches their end + grace.
     """
 
@@ -76,7 +76,7 @@ class Window:
 
 @dataclass(frozen=True)
 class SlidingWindow:
-    """One window `[start, start + size]` for every distinct set of records within `size`.
+    """Windows `[start, start + size]`: one for every distinct set of records within `size`.
 
     A window ends at a record or begins right after a record, and accepts records while stream time
     is at most end + grace.
@@ -96,7 +96,10 @@ class SlidingWindow:
 
 @dataclass(frozen=True)
 class SessionWindow:
-    """Sessions `[first, last]` with neighbours up to `gap` apart; open until last + gap + grace."""
+    """Sessions `[first, last]` whose consecutive records are at most `gap` apart.
+
+    A session is open until last + gap + grace.
+    """
 
     gap_ms: int
     grace_ms: int = 0
@@ -143,8 +146,8 @@ class CustomWindow:
     def bounds_of(self, time: int) -> list[Bounds]:
         """Return the windows that contain `time`, the earliest first.
 
-        Raises ValueError if the function returns anything else, and whatever error the function
-        raises.
+        Raises ValueError if the function returns anything else, and passes on the function's own
+        errors.
         """
         returned = self.function.value(time)
         if not isinstance(returned, Iterable):
@@ -174,7 +177,7 @@ class CustomWindow:
 
 
 _LAST_END = 8_640_000_000_000_000
-"""The latest end of a window. The microseconds of a later end would not fit into 64 bits."""
+"""The latest end of a window. In microseconds, a later end would not fit into 64 bits."""
 
 AnyWindow: TypeAlias = TimeWindow | SlidingWindow | SessionWindow | CustomWindow
 """Windows of event time."""
@@ -182,10 +185,10 @@ AnyWindow: TypeAlias = TimeWindow | SlidingWindow | SessionWindow | CustomWindow
 
 @dataclass(frozen=True)
 class CountWindow:
-    """Windows of a key's records in order: every `records` records.
+    """Windows of a key's records, in order: a new window after every `records` records.
 
-    If `slides`, the last `records` at each record. `only_complete`: only a window with this many
-    records has a result.
+    If `slides`, each record has a window of the last `records` records. If `only_complete`, only
+    windows with this number of records have a result.
     """
 
     records: int

@@ -1,1 +1,1 @@
-"""What the whole engine uses of a batch: side outputs, stream time, dead letters, accounting."""
+"""The parts of a batch that the whole engine uses, such as side outputs and stream time."""

@@ -1,4 +1,4 @@
-"""What a task collects after the stateless steps: output records, counts and stream times."""
+"""Collects a task's results after the stateless steps: output records, counts and stream times."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class PartitionResults:
     def count_records(self, outcome: RecordOutcome) -> Integers:
         """Count each record once, under the first `Outcome` that applies to any of its rows.
 
-        Returns the number `undecided` of each row.
+        Returns each row's `undecided` number.
         """
         best, undecided = outcome.decided()
         if outcome.records is None:
@@ -87,14 +87,15 @@ class PartitionResults:
     ) -> dict[str, pa.Array]:
         """Return the columns that identify a row appended to a table.
 
-        They contain the place of the row's record, and the row's number among the record's rows.
+        They contain the place of the row's record in its topic, and the row's number among the
+        record's rows.
         """
         offsets = rows.column("_offset").to_numpy()
         first = _first_rows(offsets)
         lengths = np.diff(first, append=len(offsets))
         numbers = np.arange(len(offsets)) - np.repeat(first, lengths)
         last_offset, count = self.placed.get(sink.topic, (-1, 0))
-        # If the previous batch ended with rows of the same record, go on from their numbers.
+        # If the previous batch ended with rows of the same record, continue their numbering.
         if offsets[0] == last_offset:
             numbers[: lengths[0]] += count
         self.placed[sink.topic] = int(offsets[-1]), int(numbers[-1]) + 1
@@ -127,7 +128,7 @@ def _first_rows(offsets: Integers) -> Indices:
 
 @dataclass(frozen=True)
 class StreamTimeReader:
-    """Reads, in tasks, the stream times at the start of a batch."""
+    """Reads the stream times at the start of a batch. Used in tasks."""
 
     partitions: Mapping[str, int]
     """Topic of each stream → its number of partitions."""
@@ -141,11 +142,11 @@ class StreamTimeReader:
         return cls(counts, job.pipeline.idle_timeout_ms, goes_on_when_idle)
 
     def before(self, start: BatchStart) -> StreamTimes:
-        """Return the times for a stage."""
+        """Return the stream times from which a stage continues."""
         return self._at(start, start.times)
 
     def before_reading(self, start: BatchStart) -> StreamTimes:
-        """Return the times for a task that reads records."""
+        """Return the stream times from which a task that reads records continues."""
         return self._at(start, start.read_times)
 
     def _at(self, start: BatchStart, times: Mapping[str, int]) -> StreamTimes:
@@ -178,7 +179,7 @@ class RecordSinks:
     topics: Mapping[int, str]
     passes: tuple[tuple[str, str | None], ...]
     """For each side of an operator after the stateless steps: the Boolean column that is true if a
-    record goes there, and the column that must then have a value, too."""
+    record goes to this side, and a column (or None) that must then not be null."""
     failing: tuple[Failure, ...]
     dead_letters: str
 
@@ -301,15 +302,15 @@ class RecordSinks:
                 last_offset = results.rejected.get(failure.column, -1)
                 failed_offsets = offsets[rows]
                 rows = rows[np.diff(failed_offsets, prepend=last_offset) != 0]
-                # The next batch of this task may begin with more rows of the last record, so its
-                # offset is kept.
+                # The next batch of this task may begin with more rows of the last record, so keep
+                # its offset.
                 results.rejected[failure.column] = int(failed_offsets[-1])
             results.counts[f"failed/{step.name}"] += len(rows)
             if step.on_error != "dead_letter":
                 continue
             for row in rows.tolist():
                 record = row if offsets is None else int(offsets[row])
-                # The record may have become a dead letter already, with its rows in the previous
+                # The record may already have become a dead letter, because of a row in the previous
                 # batch.
                 if record != results.last_dead_letter and record not in dead_letters:
                     dead_letters[record] = RejectedRecord(
@@ -327,7 +328,7 @@ class RecordSinks:
         """Add one partition's output records, counts and stream times to the side outputs."""
         topic, number = partition
         name = part_name("part", topic, number)
-        # The last record was kept back, because more of its rows could have followed.
+        # The last record has not been counted yet, because more of its rows could have followed.
         results.count_last_record()
         for output, tables in results.outputs.items():
             self.side_outputs.add_records(output, name, concatenate_records(tables))
@@ -371,7 +372,7 @@ def _position(batch: pa.RecordBatch) -> dict[str, pa.Array]:
 
     Empty in a job without operators.
     """
-    # Without operators, results do not depend on an order across partitions, so records need no
+    # Without operators, results do not depend on the order across partitions, so records need no
     # positions.
     if "_sequence" not in batch.schema.names:
         return {}
@@ -397,7 +398,7 @@ def _failure_error(failure: Failure, batch: pa.RecordBatch, row: int) -> EngineE
 
 
 def sources_of(batch: pa.RecordBatch) -> Iterator[tuple[int, int, Mask | None]]:
-    """Yield each source and partition in a batch that is not empty, with the mask of its records.
+    """Yield each source and partition in a non-empty batch, with the mask of its records.
 
     If the batch has only one partition, there is no mask.
     """
@@ -412,5 +413,5 @@ def sources_of(batch: pa.RecordBatch) -> Iterator[tuple[int, int, Mask | None]]:
 
 
 def boolean_mask(booleans: pa.Array) -> Mask:
-    """Return the rows for which a Boolean column is true, neither false nor null."""
+    """Return a mask of the rows for which a Boolean column is true. Null counts as false."""
     return mask_of(booleans, len(booleans))

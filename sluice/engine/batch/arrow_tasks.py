@@ -31,7 +31,7 @@ class Chain(TaskOfBatch):
     tasks: tuple[BatchTask | TaskOfBatch, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Run the tasks in a task of Spark."""
+        """Run all tasks in the current Spark task."""
         return self.run(batches, task_on_spark())
 
     @override

@@ -1,4 +1,4 @@
-"""What tasks must know about their batch when it starts, such as its number and stream times.
+"""The facts about a batch that its tasks need at the start, such as its number and stream times.
 
 The driver puts the start into Spark's local properties, which Spark sends with every task of the
 thread that starts the query. The hosts therefore need not share a file.
@@ -28,7 +28,7 @@ _FILE = "sluice.start.file"
 
 
 class BatchStart(msgspec.Struct, frozen=True):
-    """What tasks must know about their batch when it starts."""
+    """The facts about a batch that its tasks need at the start."""
 
     number: int
     begun: int
@@ -67,17 +67,17 @@ class BatchStart(msgspec.Struct, frozen=True):
         return {**self.read_times, **self.stage_times}
 
     def is_read_like(self, other: BatchStart) -> bool:
-        """Return whether the tasks that read the records would do the same with another start."""
+        """Return whether the tasks that read records would do the same with the other start."""
         return _for_readers(self) == _for_readers(other)
 
 
 def _for_readers(start: BatchStart) -> BatchStart:
-    """Return what the tasks that read the records use of a start.
+    """Return a start without the values that tasks which read records do not use.
 
-    A start also has the times up to which operators' windows are closed, which the stages find.
-    Without an idle timeout, such a time increases to the stream time of the partition that is
-    furthest behind. A task that reads need not know of the increase, because it knows its
-    partition's own stream time. With an idle timeout, no task reads ahead.
+    These are the times up to which operators' windows are closed: the stages compute them. Without
+    an idle timeout, such a time increases to the stream time of the partition that is furthest
+    behind. A task that reads need not know of the increase, because it knows its partition's own
+    stream time. With an idle timeout, no task reads ahead.
     """
     times: dict[str, int] = {}
     for name, time in start.read_times.items():
@@ -87,7 +87,7 @@ def _for_readers(start: BatchStart) -> BatchStart:
 
 
 def tell_tasks(spark: SparkContext, start: BatchStart) -> None:
-    """Give a batch's start to the tasks that this thread has Spark run from now on."""
+    """Send a batch's start with all tasks that this thread starts on Spark from now on."""
     content = compress(msgspec.json.encode(start), 1)
     spark.setLocalProperty(_START, b64encode(content).decode())
     # If the path of a file is set, tasks read the start from this file. An earlier query of
@@ -109,7 +109,7 @@ def write_start(file: Path, start: BatchStart) -> None:
 
 
 class RunningTask(NamedTuple):
-    """A task that runs: its batch, and its place in the batch."""
+    """The batch of a running task, and the task's place in the batch."""
 
     start: BatchStart
     worker: int
@@ -118,7 +118,7 @@ class RunningTask(NamedTuple):
 
 
 def task_on_spark() -> RunningTask:
-    """Return the task of Spark that this process runs, as the driver has described it."""
+    """Return the batch and the place of the Spark task that this process is running."""
     # PySpark is imported only here, because a batch without Spark must not wait for this import.
     from pyspark import TaskContext
 

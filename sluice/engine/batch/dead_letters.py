@@ -1,4 +1,4 @@
-"""Dead letters: how each kind of rejection becomes a dead letter.
+"""Makes dead letters from each kind of rejection.
 
 - A record that cannot be decoded, or for which a stateless step fails, is a `RejectedRecord`. The
   task that reads it makes its dead letter (`dead_letter_records`), which a side output takes to the
@@ -50,7 +50,7 @@ MOST_READ = 10_000
 """The most dead letters of a batch for which the rejected record is read from Kafka again, to get
 its headers."""
 _LEFT_OUT_BYTES = 200
-"""Upper bound of the size of the header in which `shorten_dead_letters` says what it left out."""
+"""The most bytes of the header in which `shorten_dead_letters` lists the parts that it left out."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,14 @@ def dead_letter_records(batch: pa.RecordBatch, rejected: list[RejectedRecord]) -
     """
     records = batch.take(pa.array([rejection.row for rejection in rejected]))
     # A producer sets a record's time, which may be outside the years 1 to 9999 of Python's
-    # `datetime`. So the times stay numbers here, and `iso_time` turns them into text.
+    # `datetime`. So keep the times as numbers here; `iso_time` turns them into text.
     milliseconds = pa.timestamp("ms", "UTC")
     timestamps = records.column("timestamp").cast(milliseconds, safe=False).cast(pa.int64())
     in_topic = records.select(["topic", "partition", "offset"])
     places = in_topic.append_column("timestamp", timestamps).to_pylist()
     own_headers = records.column("headers").to_pylist()
-    # A batch can have very many dead letters. So their headers are collected in columns, which is
-    # several times as fast as an object per header.
+    # A batch can have very many dead letters. Collecting their headers in columns is several times
+    # as fast as making an object for each header.
     names: list[str] = []
     values: list[bytes | None] = []
     ends = [0]
@@ -208,7 +208,7 @@ class RejectedOutput:
         """
         is_fine = np.ones(records.num_rows, bool)
         is_fine[list(errors)] = False
-        # The records are counted even with on_error="skip", so that no record is lost without a
+        # The records are counted even with on_error="skip", because no record may be lost without a
         # trace.
         self.counts[sink.topic] = self.counts.get(sink.topic, 0) + len(errors)
         if sink.on_error != "skip":
@@ -279,7 +279,7 @@ def shorten_dead_letters(dead_letters: pa.Table, limit: int) -> pa.Table:
 def escape_headers(headers: Iterable[Header]) -> list[dict[str, str | bytes | None]]:
     """Return a record's own headers for a dead letter.
 
-    A header that has the name of a header of Sluice gets a prefix.
+    A header with the name of one of Sluice's headers gets a prefix.
     """
     return [{"key": escaped(str(header["key"])), "value": header["value"]} for header in headers]
 
@@ -293,7 +293,7 @@ _Columns: TypeAlias = tuple[Sequence[str], Sequence[bytes | None]]
 def _headers_of_error(reason: str, detail: str, step: str, at: str) -> tuple[_Columns, _Columns]:
     """Return the headers that describe an error: Sluice's, and those of Kafka Streams.
 
-    Many records have the same error.
+    Cached, because many records have the same error.
     """
     of_sluice = [header(FIRST, reason), header("sluice.detail", detail)]
     if step:

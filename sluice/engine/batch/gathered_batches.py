@@ -10,7 +10,7 @@ import pyarrow as pa
 def gathered(
     batches: Iterable[pa.RecordBatch], most_rows: int, most_bytes: int
 ) -> Iterator[list[pa.RecordBatch]]:
-    """Yield the record batches in lists that have about so many rows or bytes each."""
+    """Yield the record batches in lists of about `most_rows` rows or `most_bytes` bytes."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
@@ -26,7 +26,7 @@ def gathered(
 def combined(
     batches: Iterable[pa.RecordBatch], most_rows: int, most_bytes: int
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in record batches of about so many rows or bytes.
+    """Yield the same rows in record batches of about `most_rows` rows or `most_bytes` bytes.
 
     A record batch of this size is not copied.
     """

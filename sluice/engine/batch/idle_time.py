@@ -1,13 +1,11 @@
-"""Stream time that advances with the clock while no records come.
+"""Advances stream time with the clock while no records come. Only with `advance_when_idle`.
 
-A pipeline needs `advance_when_idle` for this. When the topics of an operator have had no new
-records for `advance_when_idle`, the operator's stream time advances as fast as the clock. From then
-on, stream time is the largest event time so far, plus the time since the last record was read,
-minus `advance_when_idle`.
-
-Stream time advances in this way only in batches without records. A run begins such batches after it
-has read all records, so that unread records cannot become late. Stream time advances only for
-operators that hold back results, and only once such a result is due.
+When the topics of an operator have had no new records for `advance_when_idle`, the operator's
+stream time advances as fast as the clock. From then on, stream time is the largest event time so
+far, plus the time since the last record was read, minus `advance_when_idle`. Stream time advances
+in this way only in batches without records. A run begins such batches after it has read all
+records, so unread records cannot become late. Stream time advances only for operators that hold
+back results, and only once such a result is due.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from sluice.plan.operator_parameters import ProcessParameters
 
 @dataclass(frozen=True)
 class IdleTime:
-    """How stream time advances without records after a batch."""
+    """The stream times that follow a batch if there are no further records."""
 
     job: Job
     times: Mapping[str, int]
@@ -33,7 +31,7 @@ class IdleTime:
 
     @property
     def next_batch(self) -> int | None:
-        """The earliest time at which a batch without records has something to do, epoch ms.
+        """The earliest time at which a batch without records is needed, epoch ms.
 
         Such a batch fires wall-clock timers, or sends results because stream time has advanced.
         None if there is neither a timer nor a waiting result.
@@ -68,7 +66,7 @@ class IdleTime:
 
     @cached_property
     def _waiting(self) -> tuple[PlannedOperator, ...]:
-        """The operators that hold back results, and have had a record."""
+        """The operators that hold back results and have received a record."""
         if self.job.pipeline.advance_when_idle_ms is None:
             return ()
         waiting: list[PlannedOperator] = []
@@ -104,7 +102,7 @@ class IdleTime:
         return False
 
     def _before(self, operator: PlannedOperator) -> set[int]:
-        """Return the numbers of all operators whose results may reach an operator."""
+        """Return the numbers of all operators whose results can reach this operator."""
         by_number = {planned.number: planned for planned in self.job.operators}
         before: set[int] = set()
         waiting = [operator.number]
@@ -120,7 +118,7 @@ class IdleTime:
         return before
 
     def _reached_at(self, operator: PlannedOperator) -> int:
-        """Return the clock's time at which stream time reaches the operator's earliest result."""
+        """Return the clock time at which the operator's earliest result becomes due."""
         ahead = self._due_of_operators[operator.name] - self._latest(operator)
         return self._goes_on_at(operator) + max(ahead, 0)
 
@@ -128,7 +126,7 @@ class IdleTime:
         return self._latest(operator) + now - self._goes_on_at(operator)
 
     def _goes_on_at(self, operator: PlannedOperator) -> int:
-        """Return the clock's time at which the topics have been silent for long enough."""
+        """Return the clock time from which stream time advances without records."""
         silence_ms = self.job.pipeline.advance_when_idle_ms
         assert silence_ms is not None
         return self._largest(SEEN, operator) + silence_ms

@@ -24,7 +24,7 @@ _NO_CONNECTION = {
     KafkaError._TIMED_OUT_QUEUE,
     KafkaError._TRANSPORT,
 }
-"""The errors of a client that may have no connection because it has no token."""
+"""The errors that a client may get because it has no token and therefore no connection."""
 _NO_CONFIG = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.UNKNOWN_TOPIC_OR_PART)
 
 
@@ -66,7 +66,7 @@ def kafka_errors(action: str, kafka: Mapping[str, str]) -> Iterator[None]:
             next_step=next_step_for(reason),
         ) from error
     except TimeoutError as error:
-        # A future of the admin client has raised it.
+        # The admin client's futures raise TimeoutError if the brokers do not answer.
         if (tokenless := without_token(kafka)) is not None:
             raise tokenless from error
         raise EngineError(

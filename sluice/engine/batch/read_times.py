@@ -1,8 +1,8 @@
 """The stream times that the tasks of a batch report as soon as they have read the batch's records.
 
 Like all stats, these times also travel with the rows, but the driver gets the rows only when the
-shards are written. Until then, the tasks of the next batch, which continue from these times, could
-not read.
+shards are written. The tasks of the next batch continue from these times, and would have to wait
+until then.
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ from pyspark import AccumulatorParam, SparkContext
 
 
 class _Union(AccumulatorParam[dict[str, int]]):
-    """Each partition has its own names. A task that runs twice reports the same times twice."""
+    """Merges the times of tasks.
+
+    Each partition has its own names, and a task that runs twice reports the same times twice. Times
+    therefore never conflict.
+    """
 
     def zero(self, value: dict[str, int]) -> dict[str, int]:
         return {}
@@ -24,10 +28,11 @@ class _Union(AccumulatorParam[dict[str, int]]):
 
 
 class ReadTimes:
-    """The stream times after reading, of one batch at a time."""
+    """The stream times that the tasks of one batch at a time have reported after reading."""
 
     def __init__(self, spark: SparkContext) -> None:
-        # Spark gives the driver the updates of a task before it runs what waits for the task.
+        # Spark gives the driver the updates of a task before it starts anything that waits for the
+        # task.
         self._accumulator = spark.accumulator({}, _Union())
 
     @property

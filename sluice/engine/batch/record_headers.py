@@ -49,7 +49,7 @@ def header_texts(headers: pa.Array | None) -> list[str | None] | None:
 def header(key: str, value: str) -> dict[str, str | bytes]:
     """Return a header whose value is text.
 
-    Surrogates, which the text of an author's error may contain, are replaced.
+    Replaces surrogates, which an error from an author's code may contain.
     """
     return {"key": key, "value": value.encode(errors="replace")}
 
@@ -62,7 +62,7 @@ def headers_of(text: str | None) -> list[dict[str, str | bytes | None]]:
 def with_headers(records: pa.Table, texts: Texts | None) -> pa.Table:
     """Return the records with a column `headers`; without this column if no record has headers.
 
-    Leaves out Sluice's own headers, which a record has if it was re-driven from a dead letter.
+    Leaves out Sluice's own headers: a record that was re-driven from a dead letter has some.
     """
     if texts is None or texts.null_count == len(texts):
         return records

@@ -1,12 +1,12 @@
-"""Decides what becomes of each record: it is applied if it has any effect, else it has one outcome.
+"""Decides each record's outcome: applied if the record has any effect, or else the first reason.
 
 The task that reads a record knows the outcome of most records. But only the task of an operator
-knows whether the operator uses a record, which may be late for a session, or repeat an id. If a
-record only gives rows for operators, it therefore counts as applied at first. Each of these rows
+knows whether the operator uses a record: the record may be late for a session, or repeat an id. If
+a record only gives rows for operators, it therefore counts as applied at first. Each of these rows
 has a number, `undecided`: how many such rows the record has, and the record's outcome if no
 operator uses any of them. An operator reports the rows that it passes over. If such a row is its
-record's only row, the operator's task corrects the counts. Otherwise, the driver corrects them, if
-all rows of the record were passed over, perhaps by operators of different workers.
+record's only row, the operator's task corrects the counts. Otherwise, the driver corrects the
+counts if all rows of the record were passed over, perhaps by operators of different workers.
 """
 
 from __future__ import annotations
@@ -59,14 +59,17 @@ PASSED_OVER: Mapping[str, Outcome] = {
     "no_window": Outcome.NO_WINDOW,
     "duplicate": Outcome.DUPLICATE,
 }
-"""Why operators have passed over all rows of a record → the record's outcome.
+"""Reason why operators have passed over all rows of a record → the record's outcome.
 
-Late rows are reported in another way, because a row may be late for some windows only."""
+Late rows are reported separately, because a row may be late for some windows only.
+"""
 
 _SCALE = 16
-"""A number `undecided` is the number of a record's rows times this, plus the outcome otherwise."""
+"""`undecided` is the number of a record's rows times this factor, plus the record's outcome if no
+operator uses any of these rows."""
 UNDECIDED = pa.schema([("origin", pa.int64()), ("rows", pa.int32()), ("outcome", pa.int8())])
-"""The schema of reports of rows that were passed over, and whose records have several rows."""
+"""The schema of reports of rows that were passed over. The record of such a row has several
+rows."""
 
 
 class RecordOutcome:
@@ -80,7 +83,7 @@ class RecordOutcome:
         rejected: Mask,
         skipped: Mask,
     ) -> None:
-        # A record is counted once, however many rows it has. Its rows have the same offset.
+        # Count a record once, even if it has several rows. Its rows have the same offset.
         self.records = records
         """The offset of each row's record; None if every record has one row."""
         self.applied, self.rejected, self.skipped = applied, rejected, skipped
@@ -90,7 +93,7 @@ class RecordOutcome:
         self.dropped = {"null_key": np.zeros_like(applied), "null_value": np.zeros_like(applied)}
 
     def decided(self) -> tuple[Integers, Integers]:
-        """Return each row's outcome if operators use what they get, and its number `undecided`."""
+        """Return two arrays: outcomes, assuming that operators use their rows, and `undecided`."""
         masks = [self.applied, self.late, *self.dropped.values(), self.rejected, self.skipped]
         dropped = [PASSED_OVER[reason] for reason in self.dropped]
         outcomes = [Outcome.APPLIED, Outcome.LATE, *dropped, Outcome.REJECTED, Outcome.SKIPPED]
@@ -111,11 +114,14 @@ class RecordOutcome:
 
 
 class PassedOver:
-    """The rows that a stage's operators have passed over, of records without another effect."""
+    """The rows that operators of a stage have passed over.
+
+    Their records have had no other effect.
+    """
 
     def __init__(self) -> None:
         self.corrections: dict[tuple[int, int], Counter[str]] = {}
-        """Source and partition → what to add to the counts of its records."""
+        """Source and partition → numbers to add to the counts of its records."""
         self._reports: list[pa.RecordBatch] = []
 
     def add(self, origins: Integers, undecided: Integers, outcomes: Integers) -> None:
@@ -146,12 +152,12 @@ class PassedOver:
 
 
 def corrections(origins: Integers, outcomes: Integers) -> dict[tuple[int, int], Counter[str]]:
-    """Return what to add to the counts of each source and partition.
+    """Return the corrections of each source's and partition's counts.
 
     The records with these origins were counted as applied, but have these outcomes.
     """
     by_partition: dict[tuple[int, int], Counter[str]] = {}
-    # All records of a partition with the same outcome get the same number.
+    # Records of the same source, partition and outcome get the same number.
     numbers, counts = np.unique((origins >> OFFSET_BITS) * _SCALE + outcomes, return_counts=True)
     for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
         partition = partition_of((number // _SCALE) << OFFSET_BITS)
@@ -162,7 +168,7 @@ def corrections(origins: Integers, outcomes: Integers) -> dict[tuple[int, int], 
 
 
 def corrected_counts(reports: Iterable[pa.Table], topics: Mapping[int, str]) -> BatchStats:
-    """Return what to add to the counts of a batch, given the reports of all its stages.
+    """Return the corrections of a batch's counts, given the reports of all its stages.
 
     `topics` has the number of each source → its topic.
     """

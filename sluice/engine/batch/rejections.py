@@ -1,6 +1,6 @@
 """Rejections of records, rows and timers for which a step failed, and errors that end the run.
 
-`dead_letters` says how a rejection becomes a dead letter.
+`dead_letters` turns rejections into dead letters.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def step_error(step: str, key: str | None, detail: str, timer: str = "") -> Reco
 
 
 def run_ending_error(caller: str, error: BaseException, subject: str) -> RecordFailed:
-    """Return the error that ends the run when an author's function fails through no record's fault.
+    """Return the error that ends the run when an author's function fails without a wrong record.
 
     `caller` names the step, or another place that calls the function; `subject` names the record or
     timer.

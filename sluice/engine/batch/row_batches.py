@@ -26,7 +26,7 @@ ROW_BATCHES = pa.schema(
     [("worker", pa.int32()), ("rows", pa.binary()), ("side_output", pa.string())]
 )
 _MOST_ROWS, _MOST_BYTES = 50_000, 1 << 24
-"""A task packs its rows when it has this many rows or bytes, so that no row batch is too large for
+"""A task packs its rows when it has this many rows or bytes. No row batch is then too large for
 Spark."""
 
 
@@ -45,12 +45,12 @@ class RowBatchWriter:
     to_all: bool = False
     """Whether every row goes to every worker."""
     copied: frozenset[tuple[int, int]] = frozenset()
-    """Targets and sides. Every worker gets a copy of the rows for them."""
+    """Targets and sides whose rows are copied for every worker."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for gathered_slices in gathered(_slices(batches), _MOST_ROWS, _MOST_BYTES):
             yield self._row_batches(gathered_slices)
-        # The rows are all made now, so the task's side outputs are complete.
+        # All rows have been made, so the task's side outputs are complete.
         yield from packed_side_outputs(self.side_outputs, self.workers)
 
     def _row_batches(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
@@ -66,7 +66,7 @@ class RowBatchWriter:
                 is_for_worker = pa.array((owners == worker) | copied)
                 row_batches[worker] = pack_table(rows.filter(is_for_worker))
         else:
-            # The rows are sorted once, because a filter for each worker would read all rows.
+            # Sort the rows once: a filter for each worker would read all rows each time.
             owners = self._owners(table)
             order = stable_order(owners)
             indices = pa.array(order)
@@ -100,8 +100,8 @@ class RowBatchWriter:
         """
         keys = pc.fill_null(table.column("key"), "").cast(pa.binary()).to_pylist()
         owners = np.fromiter(key_hashes(keys), np.int64, len(keys)) % self.workers
-        # A row may name the worker that gets it: a report of stream time goes to every worker, as
-        # one row for each.
+        # A row may name its worker: for example, a report of stream time has one row for each
+        # worker.
         named_workers = table.column("worker")
         if named_workers.null_count == len(owners):
             return owners
@@ -141,9 +141,9 @@ def _batch(
 
 @dataclass(frozen=True)
 class RowBatchReader:
-    """The task after a shuffle: yields the rows of the row batches, with their `worker`.
+    """The task after a shuffle: unpacks row batches, and passes on the side outputs.
 
-    Passes on the side outputs.
+    Yields the rows with their `worker`.
     """
 
     side_outputs: SideOutputs

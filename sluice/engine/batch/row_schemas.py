@@ -125,15 +125,15 @@ def rows(count: int, columns: dict[str, pa.Array | int | bool | str | bytes]) ->
 def with_schema(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return the rows with exactly the schema `SCHEMA`.
 
-    Spark may have declared that a column has no nulls.
+    Spark may have declared columns as not nullable, which is another schema.
     """
     return pa.RecordBatch.from_arrays([batch.column(name) for name in SCHEMA.names], schema=SCHEMA)
 
 
 def taken(column: pa.Array | pa.ChunkedArray, indices: pa.Array) -> pa.Array | pa.ChunkedArray:
     """Return the column's values at the indices."""
-    # A column may have only nulls, such as the headers in most batches. To take these one by one
-    # would take longer than to take texts, so new nulls are made.
+    # A column may have only nulls, such as the headers in most batches. Taking nulls by index is
+    # slower than taking texts, so create new nulls.
     if column.null_count == len(column):
         return pa.nulls(len(indices), column.type)
     return column.take(indices)
@@ -148,8 +148,8 @@ def origins(source: int, partition: int, offsets: Integers) -> Integers:
     if len(offsets):
         numbers["offset"] = int(offsets.max()), OFFSET_BITS
     for name, (number, bits) in numbers.items():
-        # A number with too many bits would change the number before it, and so silently sort
-        # records wrongly.
+        # A number with too many bits would overwrite bits of the number before it, and records
+        # would silently be sorted wrongly.
         if number >= 1 << bits:
             raise OverflowError(f"{name} {number} is above {(1 << bits) - 1}")
     return np.int64((source << PARTITION_BITS | partition) << OFFSET_BITS) + offsets
@@ -160,7 +160,7 @@ def partition_of(origin: int) -> tuple[int, int]: ...
 @overload
 def partition_of(origin: Integers) -> tuple[Integers, Integers]: ...
 def partition_of(origin: int | Integers) -> tuple[int | Integers, int | Integers]:
-    """Return the source and the partition of one origin, or of an array of origins."""
+    """Return the source and the partition of an origin, or of each origin in an array."""
     source_and_partition = origin >> OFFSET_BITS
     lowest_bits = (1 << PARTITION_BITS) - 1
     return source_and_partition >> PARTITION_BITS, source_and_partition & lowest_bits
@@ -193,7 +193,7 @@ def sorted_indices(table: pa.Table) -> Indices:
 
 
 def position_keys(table: pa.Table) -> list[Integers]:
-    """Return the columns that form a row's position, as numbers that sort like their values.
+    """Return the columns that form a row's position, each as numbers with the order of its values.
 
     The column that matters least for the order comes first, as `np.lexsort` needs it.
     """
@@ -216,8 +216,7 @@ def position_numbers(table: pa.Table) -> Integers:
     paths, origins, sequences = keys
     bits = 0
     # In most batches, the parts of all positions are so close to each other that they fit into 64
-    # bits together. Work in place, because the system needs longer to give memory for a large array
-    # than NumPy to compute it.
+    # bits together. Work in place: allocating a large array takes longer than computing its values.
     for part in (sequences.copy(), origins >> OFFSET_BITS, offset_of(origins), paths):
         least = part.min()
         width = (int(part.max()) - int(least)).bit_length()
@@ -251,8 +250,8 @@ def ranks(column: pa.ChunkedArray) -> Integers:
     """Return numbers with the same order as the column's values. Nulls come last."""
     if pa.types.is_integer(column.type) and not column.null_count:
         return np.asarray(column.to_numpy())
-    # The paths in most batches are equal, which is known after a quarter of the time of an
-    # encoding.
+    # In most batches, all paths are equal. Checking this takes a quarter of the time of encoding
+    # them.
     if len(column) and column[0] == column[-1]:
         are_equal = pc.all(pc.equal(column, column[0]), skip_nulls=False)
         if are_equal.as_py():

@@ -1,4 +1,4 @@
-"""Side outputs of tasks: what the driver needs besides the state rows, such as counts and records.
+"""Side outputs of tasks: data for the driver other than state rows, such as counts and records.
 
 Side outputs travel with the rows, through Spark's own data path. The tasks of a chain collect them,
 and the chain's last task sends them after its rows. The tasks after the shuffles pass them on to
@@ -24,9 +24,9 @@ import pyarrow.compute as pc
 
 _MOST_ROWS, _MOST_BYTES = 50_000, 1 << 22
 """A large side output is divided into pages. A page has at most this many rows and about this many
-bytes, so that no page is too large for Spark."""
-# A side output has few rows. To hand them to other threads takes eight times as long as to
-# compress or to read them in this thread.
+bytes. No page is then too large for Spark."""
+# A side output has few rows. Handing it to other threads takes eight times as long as compressing
+# or reading it in this thread.
 _WRITE_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 _READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
 
@@ -55,14 +55,14 @@ class BatchStats(msgspec.Struct):
     """For a task with rows of several partitions: `TOPIC-PARTITION` → the counts of that
     partition."""
     row_bytes: dict[str, int] = {}
-    """For a task that holds all of its rows at once: the kind of the task → the size of these
-    rows."""
+    """For a task that holds all of its rows in memory at once: the kind of the task → the size of
+    these rows."""
 
 
 class Label(msgspec.Struct, array_like=True, order=True, frozen=True):
     """Identifies a side output.
 
-    The driver reads side outputs sorted by label, whatever order they arrive in.
+    The driver sorts side outputs by label, because they arrive in any order.
     """
 
     part: str
@@ -81,7 +81,7 @@ class DataSize(NamedTuple):
 
     plain: float
     compressed: float
-    """The size of many of them compressed together, as tasks send them to the driver."""
+    """The size after compression. Tasks compress many records or rows together."""
 
 
 NOTHING = DataSize(0, 0)
@@ -147,7 +147,7 @@ class SideOutputs:
             self._add(Label(f"{_UNDECIDED}{part}", page=page), pack_table(rows))
 
     def take(self) -> list[SideOutput]:
-        """Take out all side outputs: first those that earlier chains left in a file, then these.
+        """Take out all side outputs, first those that earlier chains left in a file.
 
         The earlier chains are chains of the same Spark task.
         """
@@ -189,8 +189,8 @@ class Collected:
         self._changes: list[tuple[frozenset[int], bytes | pa.Buffer]] = []
         self._undecided: list[bytes | pa.Buffer] = []
         plain, compressed = 0, 0
-        # Shuffles deliver side outputs in any order. They are sorted, so that a repeated batch
-        # writes its records in the same order.
+        # Shuffles deliver side outputs in any order. Sort them, because a repeated batch must write
+        # its records in the same order.
         for label, data in sorted(labelled, key=lambda output: output[0]):
             if label.size:
                 plain += label.size
@@ -237,7 +237,7 @@ class Collected:
             if stats.partition:
                 by_partition = {stats.partition: stats.counts}
             for topic_partition, counts in by_partition.items():
-                # The text is divided at the last hyphen, because a topic's name may have hyphens.
+                # Divide the text at the last hyphen, because a topic's name may have hyphens.
                 topic, _, partition = topic_partition.rpartition("-")
                 totals.setdefault((topic, int(partition)), Counter()).update(counts)
         return totals
@@ -329,7 +329,7 @@ def _unpack_table(data: bytes | pa.Buffer) -> pa.Table:
 
 @contextlib.contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Pause garbage collection, which short-lived values without cycles would trigger often."""
+    """Pause garbage collection. Many short-lived values without cycles would trigger it often."""
     gc.disable()
     try:
         yield

@@ -1,4 +1,4 @@
-"""The text of PySpark's types, from which Spark can parse them again."""
+"""Writes PySpark's types as text from which Spark can parse them again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sluice.engine.batch.row_batches import ROW_BATCHES
 from sluice.values.sql_text import quoted
 
 ROW_BATCH_TYPE = from_arrow_schema(ROW_BATCHES)
-"""The columns of row batches. As DDL, Spark would have to load its parser on the way to a run's
+"""The columns of row batches. Given DDL instead, Spark would load its parser, which delays a run's
 first record."""
 
 

@@ -71,7 +71,7 @@ class Storage:
         return GenerationRef(self.job.pipeline.name, self.generation)
 
     def placed(self, placements: Placements) -> Storage:
-        """Return the same storage, with the servers' addresses of the shards that they serve."""
+        """Return the same storage, with servers' addresses for the shards that servers serve."""
         return replace(self, locations=placements.written_at(self.ref, self.locations))
 
     def shard(self, worker: int) -> AbstractContextManager[Shard]:
@@ -143,7 +143,8 @@ class Storage:
             for address in self.locations:
                 with create_shard(address) as shard:
                     # If a batch is planned, the shard may have rows although no snapshot is
-                    # published: a run was interrupted before it published its first snapshot.
+                    # published: a run may have been interrupted before it published its first
+                    # snapshot.
                     if planned is None and shard.journal().batches:
                         raise self._unknown_rows(address, ledger)
                     # From here on, the shard refuses writes of earlier holders of the lease.
@@ -225,7 +226,7 @@ def damage(location: str, published: int, expected: Checksums | None, epoch: int
     """Describe how a shard differs from the state published up to a batch.
 
     Returns an empty text if the shard does not differ. `expected` are the published checksums, if
-    they are known. Raises StateError if the shard cannot be reached, because it may be intact.
+    they are known. Raises StateError if the shard cannot be reached: it may then be intact.
     """
     try:
         with open_shard(location, to_write=True) as shard:

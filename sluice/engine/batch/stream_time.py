@@ -2,8 +2,8 @@
 
 An operator's window closes when the stream times of all partitions of the operator's topics have
 reached the window's end. A partition without records can still get records of any event time, so
-windows wait for it, unless the pipeline has an idle timeout. `idle_time` says how stream time goes
-on without records.
+windows wait for it, unless the pipeline has an idle timeout. `idle_time` says how stream time
+advances without records.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ CLOSED = ":closed"
 """Name, among the stream times, of the time up to which all windows are closed."""
 
 SEEN = ":seen"
-"""Name, among the stream times, of the time at which a partition last had a record, by the batches'
-clock.
+"""Name, among the stream times, of the time (by the batches' clock) at which a partition last had a
+record.
 
 No store or step can have this name, because authors' names contain no colon.
 """
@@ -38,18 +38,16 @@ WALL = ":wall"
 operator is due."""
 
 DUE = ":due"
-"""The name of the stream time at which the earliest result that an operator holds back on a worker
-is due."""
+"""Among the stream times, the name of the time at which an operator must send the earliest result
+that it holds back on a worker."""
 
 IDLE = ":idle"
 """Among the stream times, the name of the time of the last batch in which stream time advanced
 without records."""
 
 OWN_TIMES = (ANNOUNCED, ANNOUNCED_FROM, CLOSED, DUE, IDLE, ORDER, SEEN, WALL)
-"""The names of times that are kept among the stream times, but are not an operator's.
-
-Snapshots do not show these times.
-"""
+"""Names that are kept among the stream times but are no stream times of operators. Snapshots do not
+show them."""
 
 OF_WORKERS = (DUE, WALL)
 """The names of the times that are kept for each worker."""
@@ -76,7 +74,7 @@ class StreamTimes:
     partitions: Mapping[str, int]
     """Topic → its number of partitions."""
     now: int
-    """The time at which the batch was begun, epoch ms."""
+    """The time at which the batch began, epoch ms."""
     idle_timeout_ms: int | None = None
     goes_on_when_idle: bool = False
     """Whether stream time advances without records once the pipeline's topics have been silent for
@@ -101,14 +99,14 @@ class StreamTimes:
         return min(reached, default=BEFORE_ALL)
 
     def _of_task(self, operator: str, topics: Iterable[str], number: int) -> int:
-        # In Kafka Streams, one task reads the partitions with the same number of all of an
-        # operator's topics, and has one stream time for all of them.
+        # In Kafka Streams, one task reads the same partition number of all of an operator's topics,
+        # and has one stream time for these partitions.
         return max(self.of(operator, topic, number) for topic in topics)
 
     def timer_due(self, operator: str, worker: int) -> int | None:
         """Return when the worker's earliest wall-clock timer of an operator is due.
 
-        Return -1 without a timer, and None if the time is unknown.
+        Return -1 if there is no timer, and None if the time is unknown.
         """
         return self.times.get(wall_name(operator, worker))
 
@@ -126,7 +124,10 @@ class StreamTimes:
         return self.times.get(f"{IDLE}/{clock}") == self.now
 
     def is_idle(self, topics: Iterable[str], number: int) -> bool:
-        """Return whether the topics' partitions with this number had no record for too long."""
+        """Return whether the topics' partitions with this number had no record for too long.
+
+        The limit is the idle timeout.
+        """
         if self.idle_timeout_ms is None:
             return False
         seen = BEFORE_ALL
@@ -138,7 +139,7 @@ class StreamTimes:
 def split_times(
     times: Mapping[str, int], clocks: Collection[str]
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the times for the tasks that read records, and the other times, for stages only.
+    """Divide the times into those for tasks that read records, and those for stages only.
 
     `clocks` are the names under which tasks that read keep stream times.
     """

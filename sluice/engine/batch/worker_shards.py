@@ -1,4 +1,4 @@
-"""Opens workers' shards, with the worker's number in errors."""
+"""Opens workers' shards. Errors have the worker's number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Aggregates records within a task, so that only a row per key and window goes into the shuffle."""
+"""Aggregates records within a task. Only one row per key and window then goes into the shuffle."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PartialAggregate:
 
     @property
     def function(self) -> str:
-        """Arrow's function that combines what `contributions` returns for the records."""
+        """Arrow's function that combines the records' `contributions`."""
         if self.aggregate.function == "count":
             return "sum"
         return self.aggregate.function
@@ -63,8 +63,8 @@ class PartialAggregates:
 
     values: tuple[tuple[tuple[str, PartialAggregate], ...], ...]
     scalar: tuple[bool, ...]
-    """For each store, whether its values are those of its only field, without an object around
-    them."""
+    """For each store, whether its values are bare: the value of the only field, without an
+    object."""
 
     @classmethod
     def of(cls, store_columns: Sequence[StoreColumn], types: Mapping[str, str]) -> Self:
@@ -95,7 +95,7 @@ class PartialAggregates:
         return list(parts)
 
     def combine(self, records: pa.Table, before: pa.Table | None = None) -> pa.Table:
-        """Aggregate windowed records, and the result for the records before them, if any.
+        """Aggregate windowed records, together with the earlier result `before`.
 
         The result has one row for each key and window start.
         """
@@ -116,8 +116,8 @@ class PartialAggregates:
             "time": added.column("time_max"),
         }
         for part in parts:
-            # Arrow gives a sum of decimals a type with more digits than Spark does, so the sum is
-            # cast to Spark's type.
+            # Arrow gives a sum of decimals a type with more digits than Spark does, so cast the sum
+            # to Spark's type.
             total = added.column(f"{part.column}_{part.function}")
             columns[part.column] = total.cast(part.type)
         return pa.table(columns).combine_chunks()

@@ -32,12 +32,13 @@ from sluice.values.partial_results import larger
 from sluice.values.sql_types import compact, struct_type
 
 _COMBINED_RECORDS = 50_000
-"""A task combines at least this many records at once."""
+"""A task waits for at least this many new records before it combines them."""
 _MOST_ROWS = 150_000
-"""A task makes state rows once it has this many combined rows of a group."""
+"""A task makes state rows once a group has this many combined rows in the task."""
 _SHARE_OF_OTHERS = 0.8
-"""A task also makes state rows if the new records have added many rows, at least this share of the
-earlier rows: then few new records have the key and window of an earlier record."""
+"""A task also makes state rows if the records that it has just combined have added many rows: at
+least this share of the number of earlier rows. Then few new records have the key and window of an
+earlier record."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +72,10 @@ class Totals:
             yield rows(batch.num_rows, columns | {"target": group, "value": json_array(values)})
 
     def combine(self, group: int, first: str, second: str) -> str:
-        """Return the combined value of two values of a group."""
+        """Combine two values of a group into one."""
         combiners = self._combiners[group]
         # Values of earlier batches end with an event time if the group had an output in these
-        # batches. If the group has no output now, the time is cut off.
+        # batches. If the group has no output now, cut off the time.
         first_values = _decode(first)[: len(combiners)]
         second_values = _decode(second)[: len(combiners)]
         # Values of batches before the group had an output have no event time; `zip_longest` adds
@@ -84,13 +85,13 @@ class Totals:
         return _encode(combined).decode()
 
     def time(self, value: str) -> int:
-        """Return the largest event time in a value of a timed group."""
+        """Return the largest event time, which a value of a timed group contains."""
         time: int = _decode(value)[-1]
         return time
 
     @cached_property
     def _combiners(self) -> dict[int, list[CombineTwo]]:
-        """For each group, the functions that combine two values at each place in a state row."""
+        """Group → the functions that combine two values at each place in a state row."""
         combiners: dict[int, list[CombineTwo]] = {}
         for group, aggregates in self.groups.items():
             of_group = combiners[group] = []
@@ -135,16 +136,16 @@ class _OfGroup:
         self.waiting.append(records)
         self.count += records.num_rows
         # Records are combined before the task has read all of them, so that it never holds the
-        # records of a whole backlog in memory. Rows are not combined again before as many records
-        # wait, so that the work for a record does not grow with the number of rows.
+        # records of a whole backlog in memory. The next time is when as many records wait as there
+        # are combined rows. So the work for a record does not grow with the number of rows.
         earlier = 0
         if self.rows is not None:
             earlier = self.rows.num_rows
         if self.count < max(_COMBINED_RECORDS, earlier):
             return False
         combined = self.combine().num_rows
-        # Records come about in the order of their times, so short windows get no more records after
-        # a while. Their rows need not be combined again.
+        # Records arrive roughly in time order, so short windows soon get no more records. Their
+        # rows need not be combined again.
         are_others = earlier > 0 and combined - earlier >= _SHARE_OF_OTHERS * earlier
         return combined >= _MOST_ROWS or are_others
 
@@ -202,7 +203,7 @@ def _value_type(store: StoreColumn, types: Mapping[str, str]) -> str:
 
 
 def input_types(job: Job, types: Mapping[str, str]) -> dict[int, str]:
-    """Return the SQL types of the columns that each store reads, by the number of its step."""
+    """Return number of a store's step → the SQL types of the columns that the store reads."""
     inputs: dict[int, str] = {}
     for store in _stores(job):
         inputs[store.step] = ", ".join([types[name] for name in store.inputs])

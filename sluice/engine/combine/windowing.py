@@ -1,9 +1,9 @@
 """Assigns each record to its windows, per aggregation group, and finds the records that are late.
 
 Each group has a stream time for each partition of its source: the largest event time of the records
-so far, including late records. By stream time, `sluice/operators/lateness.py` decides which records
-are late. A task sees a partition in offset order, so stream time is a running maximum that
-continues from the last batch, and results do not depend on where batches end.
+so far, including late records. `sluice/operators/lateness.py` decides by stream time which records
+are late. A task reads a partition in offset order, so stream time is a running maximum, which
+continues from the last batch. Results therefore do not depend on where batches end.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from sluice.values.windows import TimeWindow
 @dataclass(frozen=True)
 class Windowed:
     rows: Indices
-    """Indices of records, each repeated once per window that the record belongs to."""
+    """Indices of records. A record's index occurs once for each window that the record belongs
+    to."""
     starts: Times
     """The window's start for each element of `rows`."""
     ends: Times
@@ -103,8 +104,8 @@ class Windowing:
         A record occurs once for each window that counts it. Counts, stream times and late records
         are added to `results`, and the outcome of each record is marked in `outcome`.
         """
-        # The time `closed` is kept from batch to batch. If each batch computed it anew, it would go
-        # back when an idle partition gets records again.
+        # Keep `closed` from batch to batch. If each batch computed it anew, it would decrease when
+        # an idle partition gets records again.
         if self.closed > BEFORE_ALL:
             results.times[CLOSED] = self.closed
         for group in self.groups:
@@ -125,8 +126,8 @@ class Windowing:
         outcome.dropped["null_key"] |= without_key
         _count(results, "null_key", group, int(without_key.sum()))
         if group.window is None:
-            # Without windows, Kafka Streams drops records without a value; with windows, it counts
-            # them.
+            # Kafka Streams drops records without a value if there are no windows. Otherwise, it
+            # counts them.
             counted = has_key
             if group.null:
                 counted = has_key & ~boolean_mask(batch.column(group.null))
@@ -144,8 +145,8 @@ class Windowing:
         if len(rows):
             results.times[name] = windowed.stream_time
         outcome.applied[rows[windowed.rows]] = True
-        # This marks all records with a key. `applied` takes precedence, so only a record that no
-        # window or store has counted is late.
+        # Mark all records with a key as late. `applied` takes precedence, so a record counts as
+        # late only if no window or store has counted it.
         outcome.late[rows] = True
         _count(results, "late", group, windowed.late)
         # Only records that are late for all of their windows go to the topic of late records.

@@ -32,7 +32,8 @@ class Auditor:
         """Audit a batch whose shards are written.
 
         `before` are the offsets at which the batch begins. Raise EngineError if the audit does not
-        balance, and DamagedState if a shard has lost commits since the batch before was published.
+        balance, and DamagedState if a shard has lost commits since the previous batch was
+        published.
         """
         batch = plan.number
         published = {} if self.newest is None else self.newest.all_checksums
@@ -120,7 +121,7 @@ _PASSED_OVER = (
 
 
 def _counts_under(prefix: str, counts: Counter[str]) -> dict[str, int]:
-    """Return the counts whose names begin with a prefix, without the prefix."""
+    """Return name without the prefix → count, for the counts whose names begin with the prefix."""
     under: dict[str, int] = {}
     for name, number in counts.items():
         if name.startswith(prefix):

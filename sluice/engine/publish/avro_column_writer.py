@@ -1,4 +1,4 @@
-"""Writes the values of columns in Avro, as `sluice.values.avro_written` writes them one by one."""
+"""Encodes columns of values in Avro, with the same bytes as `sluice.values.avro_written`."""
 
 from __future__ import annotations
 
@@ -62,10 +62,9 @@ _BITS = {"int": 31, "long": 63}
 
 
 def record_part(node: Record, sample: Any) -> Part:
-    """Return what writes the values of a record's schema.
+    """Return the writer of values with a record's schema. Raises NotColumnarError.
 
-    `sample` is the plain data of a value. It shows whether times are texts or numbers. Raises
-    NotColumnarError.
+    `sample` is the plain data of a value. It shows whether times are texts or numbers.
     """
     if not node.fields:
         raise NotColumnarError
@@ -84,7 +83,11 @@ def record_part(node: Record, sample: Any) -> Part:
 
 
 def _field(field: Field, sample: Any) -> Part:
-    """Return what writes a field, of which Arrow does not tell missing values from null ones."""
+    """Return the writer of a field.
+
+    Arrow cannot tell a missing value from a null, so nulls are written only if both have the same
+    bytes.
+    """
     null: bytes | None = None
     if may_be_null(field.type):
         null = writer(field.type)(None)
@@ -95,9 +98,9 @@ def _field(field: Field, sample: Any) -> Part:
 
 
 def _slot(node: Node, sample: Any, null: bytes | None) -> Part:
-    """Return what writes values of which some may be null, for which `null` is written.
+    """Return the writer of values.
 
-    Without `null`, no value may be null.
+    Nulls are written as `null`. Without `null`, no value may be null.
     """
     inner = present(node)
     branch: list[Piece] = []
@@ -168,7 +171,7 @@ def _list(node: Node, sample: Any) -> Part:
         counts = whole_numbers(pc.list_value_length(values))
         items = values.flatten()
         written = joined(item.pieces(items), len(items))
-        # An empty block ends the list. An empty list has no other block.
+        # An empty block ends each list. An empty list consists of this block only.
         has_items = pa.array(counts > 0)
         end = pc.if_else(has_items, constant(b"\0"), NOTHING)
         return [varints(zigzag(counts)), joined_items(written, counts), end]
@@ -221,13 +224,13 @@ def _decimals(node: Decimals, values: pa.Array) -> list[Piece]:
     numbers = unscaled(values)
     if isinstance(node, Fixed):
         return [fixed(_sign_extended(numbers, node.size))]
-    # One byte, and one more for each 8 bits after the first 7.
+    # The size of a number: one byte for its first 7 bits, and one for each further 8 bits.
     magnitudes = numbers ^ (numbers >> 63)
     sizes = np.ones(len(numbers), np.int64)
     width = int(magnitudes.max()).bit_length() // 8 + 1 if len(numbers) else 1
     for place in range(1, width):
         sizes += magnitudes >> (8 * place - 1) > 0
-    # The bytes that count come first, so that a row begins with them.
+    # Shift the significant bytes to the front of each row.
     shifted = numbers.view(np.uint64) << (8 * (8 - sizes)).astype(np.uint64)
     rows = np.empty((len(numbers), width + 1), np.uint8)
     rows[:, 0] = 2 * sizes

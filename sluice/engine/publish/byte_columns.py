@@ -1,4 +1,4 @@
-"""Columns of bytes, made of columns of numbers and texts with a few calls of NumPy and Arrow.
+"""Builds columns of bytes from columns of numbers and texts, with a few calls of NumPy and Arrow.
 
 A writer turns each field of many values into *pieces*, columns with some bytes of each value, and
 joins the pieces of all fields.
@@ -22,7 +22,7 @@ NOTHING = pa.scalar(b"", pa.binary())
 
 
 def joined(pieces: Iterable[Piece], count: int) -> pa.Array:
-    """Return the bytes of `count` values: for each value, its bytes of all pieces in order."""
+    """Concatenate the pieces of each of `count` values."""
     parts = [*pieces]
     if not any(isinstance(each, pa.Array) for each in parts):
         whole = b"".join(each.as_py() for each in parts)
@@ -37,12 +37,15 @@ def constant(data: bytes) -> Piece:
 
 
 def zigzag(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-    """Return numbers without a sign: 0, 1, 2, 3 and so on for 0, -1, 1, -2 and so on."""
+    """Map signed numbers to unsigned ones: 0, -1, 1, -2 and so on become 0, 1, 2, 3 and so on."""
     return ((numbers << 1) ^ (numbers >> 63)).view(np.uint64)
 
 
 def varints(numbers: npt.NDArray[np.uint64]) -> pa.Array:
-    """Return each number in as few bytes as it needs, each of 7 bits, the lowest ones first."""
+    """Encode each number in as few bytes as possible.
+
+    Each byte has 7 bits of the number, the lowest bits first.
+    """
     return compressed(*_varint_rows(numbers))
 
 
@@ -65,7 +68,7 @@ def _varint_rows(
 
 
 def compressed(rows: npt.NDArray[np.uint8], sizes: npt.NDArray[np.int64]) -> pa.Array:
-    """Return the first bytes of each row, as many as its size says."""
+    """Return the first bytes of each row. `sizes` has each row's number of bytes."""
     width = rows.shape[1]
     if width == 1 or bool((sizes == width).all()):
         return fixed(rows)
@@ -76,7 +79,7 @@ def compressed(rows: npt.NDArray[np.uint8], sizes: npt.NDArray[np.int64]) -> pa.
 
 
 def fixed(rows: npt.NDArray[np.uint8]) -> pa.Array:
-    """Return the rows' bytes."""
+    """Return all bytes of each row."""
     count, width = rows.shape
     ends = np.arange(0, (count + 1) * width, width, dtype=np.int32)
     return _bytes_between(ends, np.ascontiguousarray(rows).reshape(-1))
@@ -88,14 +91,14 @@ def _bytes_between(ends: npt.NDArray[np.int32], data: npt.NDArray[np.uint8]) -> 
 
 
 def lengths(data: pa.Array) -> npt.NDArray[np.int64]:
-    """Return how many bytes each value has."""
+    """Return each value's number of bytes."""
     return np.asarray(pc.binary_length(data)).astype(np.int64)
 
 
 def in_places(data: pa.Array, values: pa.Array, otherwise: bytes) -> pa.Array:
-    """Return the data of the values that are not null in their places, and other bytes for null.
+    """Return bytes for each of `values`: the next element of `data`, or `otherwise` for a null.
 
-    `data` has the bytes of the values that are not null.
+    `data` has only the bytes of the values that are not null.
     """
     is_present = values.is_valid().to_numpy(zero_copy_only=False)
     places = np.cumsum(is_present) - 1
@@ -104,10 +107,13 @@ def in_places(data: pa.Array, values: pa.Array, otherwise: bytes) -> pa.Array:
 
 
 def joined_items(items: pa.Array, counts: npt.NDArray[np.int64]) -> pa.Array:
-    """Return the bytes of lists, of which the first has the first items, and so on."""
+    """Concatenate the items of each list.
+
+    `items` has the items of all lists, and `counts` the number of items of each list.
+    """
     ends = np.zeros(len(counts) + 1, np.int32)
     np.cumsum(counts, out=ends[1:])
-    # The items of a list follow one another, so its bytes are those between two ends of items.
+    # A list's items are adjacent, so its bytes begin after the previous list's last item.
     return _slices(items, ends)
 
 

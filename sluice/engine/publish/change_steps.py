@@ -1,7 +1,7 @@
 """The steps between a store and an output, which the driver computes for a batch's changes.
 
-The steps are laid out once, as layers of columns. If a step needs Spark, Spark computes the layers.
-Otherwise, Arrow computes them in the driver's process.
+The steps are translated once, into layers of columns. If a step needs Spark, Spark computes the
+layers. Otherwise, Arrow computes them in the driver's process.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ class ChangeSteps:
                     plain[added.name] = f"{added.sql} AS {added.name}"
             if fallible:
                 frame = with_columns(frame, (), fallible)
-            # A step's new column replaces the old column of the same name, so that the frame never
-            # has two columns with the value.
+            # A step's new column replaces the old column of the same name: the frame must not have
+            # two columns with the value.
             others = [name for name in frame.columns if name not in plain]
             frame = frame.selectExpr(*others, *plain.values())
         return frame.selectExpr(
@@ -228,6 +228,6 @@ def value_texts(changes: pa.Table, store_column: int) -> list[str]:
 
 
 def _object_of(array: str) -> str:
-    """Return a state row's JSON array as a JSON object: the name of each value is its index."""
+    """Convert a state row's JSON array to a JSON object. The name of each value is its index."""
     values = {str(number): value for number, value in enumerate(decode_row(array))}
     return msgspec.json.encode(values).decode()

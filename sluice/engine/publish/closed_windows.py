@@ -5,7 +5,7 @@ partition. This is the rule by which the next batch decides which records are la
 among the stream times of the batch, which the ledger stores in the transaction that publishes the
 snapshot. A batch that is repeated, and a rebuild, compute the same times again.
 
-`orchestration/window_events.py` makes events of them.
+`orchestration/window_events.py` turns them into events.
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ def announced_times(job: Job, before: Mapping[str, int], after: StreamTimes) -> 
 
 
 def _closed(job: Job, store: str, times: StreamTimes) -> int:
-    """Return the stream time up to which the windows of a store are closed."""
+    """Return the stream time up to which the windows of an announced store are closed."""
     for operator in job.operators:
         if operator.store == store:
             return times.times.get(f"{CLOSED}/{operator.clock}", BEFORE_ALL)
     for group in job.groups:
         if store in group.stores:
-            # Records of a partition are late by the partition's own time, and by the time that all
-            # groups have reached. Only the latter counts for a partition that was idle.
+            # A record is late if its window is closed by its partition's own time, or by the time
+            # that all groups have reached. For a partition that was idle, only the latter time
+            # counts.
             own = replace(times, idle_timeout_ms=None).closed(group.name, group.topics)
             return max(own, closed(job.groups, times))
-    # A rebuild of changed stores computes only a part of the pipeline.
+    # The store may be missing: a rebuild of changed stores computes only a part of the pipeline.
     return BEFORE_ALL

@@ -1,4 +1,4 @@
-"""What a writer of columns needs of each part of a schema: see `json_column_encoder`."""
+"""The parts of a schema, as column writers need them: see `json_column_encoder`."""
 
 from __future__ import annotations
 
@@ -22,22 +22,25 @@ class Part:
     type: pa.DataType
     """The type in which Arrow parses the JSON of the part's values."""
     pieces: Callable[[pa.Array], list[Piece]]
-    """Writes values. Raises UnsureError if they may not fit the schema."""
+    """Encodes a column of values. Raises UnsureError if a value may not fit the schema."""
     amounts: tuple[str, ...] = ()
-    """The names of fields in it whose values must not be texts, though Arrow takes texts."""
+    """The names of its fields whose values must not be texts, although Arrow would accept texts."""
 
 
 def whole_numbers(values: pa.Array, bits: int = 63) -> npt.NDArray[np.int64]:
-    """Return whole numbers of at most as many bits, and a sign."""
+    """Return whole numbers of at most `bits` bits and a sign.
+
+    Raises UnsureError for other numbers.
+    """
     if bits < 63:
         require_between(values, -(2**bits), 2**bits - 1)
     return np.asarray(values).astype(np.int64, copy=False)
 
 
 def real_numbers(values: pa.Array) -> npt.NDArray[np.float64]:
-    """Return numbers that are finite, and not a zero with a sign."""
+    """Return the numbers. Raises UnsureError unless all are finite and none is a signed zero."""
     numbers = np.asarray(values)
-    # A number without a fraction, such as -0, has no sign. Arrow reads -0 and -0.0 alike.
+    # JSON's -0 is a whole number, so it has no sign. But Arrow reads -0 and -0.0 alike.
     require(bool((np.isfinite(numbers) & ~(np.signbit(numbers) & (numbers == 0))).all()))
     return numbers
 
@@ -50,24 +53,24 @@ def float_numbers(values: pa.Array) -> npt.NDArray[np.float32]:
 
 
 def microseconds(texts: pa.Array) -> npt.NDArray[np.int64]:
-    """Return the microseconds since 1970 of times as texts."""
+    """Parse texts as times. Return microseconds since 1970."""
     return whole_numbers(times_of(texts, is_utc=True).cast(pa.int64()))
 
 
 def places_among(texts: pa.Array, names: pa.Array) -> npt.NDArray[np.int64]:
-    """Return the place of each text among the names. Raises UnsureError for another text."""
+    """Return the index of each text among the names. Raises UnsureError for an unknown text."""
     places = pc.index_in(texts, names)
     require(places.null_count == 0)
     return whole_numbers(places)
 
 
 def bytes_of_rows(numbers: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
-    """Return the bytes of each number, as a row."""
+    """Return the bytes of each number as a row of an array."""
     return numbers.view(np.uint8).reshape(len(numbers), numbers.itemsize)
 
 
 def bytes_of_each(convert: Callable[[str], bytes], texts: pa.Array) -> pa.Array:
-    """Return what a function makes of each text. Raises UnsureError for a ValueError."""
+    """Return the result of `convert` for each text. Raises UnsureError for a ValueError."""
     try:
         return pa.array([convert(text) for text in texts.to_pylist()], pa.binary())
     except ValueError:
@@ -75,7 +78,10 @@ def bytes_of_each(convert: Callable[[str], bytes], texts: pa.Array) -> pa.Array:
 
 
 def unscaled(values: pa.Array) -> npt.NDArray[np.int64]:
-    """Return decimals without their points. Raises UnsureError if one has more than 64 bits."""
+    """Return decimals without their points.
+
+    Raises UnsureError for decimals of more than 64 bits.
+    """
     halves = np.frombuffer(values.buffers()[1], np.int64).reshape(-1, 2)
     low, high = halves[values.offset : values.offset + len(values)].T
     require(bool((high == low >> 63).all()))

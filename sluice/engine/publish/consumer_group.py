@@ -1,7 +1,7 @@
-"""Commits how far a pipeline has read to a consumer group, for the tools that show groups' lag.
+"""Commits a pipeline's offsets to a consumer group, for the tools that show groups' lag.
 
-Nothing in Sluice reads these offsets: the ledger and the markers say where the next batch begins.
-Therefore no trouble with the group may end a run, or keep a batch from being written.
+Nothing in Sluice reads these offsets: the ledger and the markers say where the next batch begins. A
+failure with the group therefore never ends a run, nor keeps a batch from being written.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = structlog.get_logger()
 
 _TIMEOUT_S, _ABORT_TIMEOUT_S = 5.0, 60.0
 _PAUSE_S = 60.0
-"""After a failure, how long no further attempt is made. Each attempt may cost `_TIMEOUT_S`."""
+"""After a failure, how long to wait before the next attempt. Each attempt may take `_TIMEOUT_S`."""
 
 
 def group_of(pipeline: str) -> str:
@@ -45,8 +45,8 @@ class ConsumerGroup:
         self._reason = ""
         """Why the last attempt failed."""
         self._again_at = 0.0
-        # The producer needs a description of a group without members, which only a consumer makes.
-        # Without the settings of the connection, the consumer connects to nothing.
+        # The producer needs metadata of a group without members, which only a consumer can create.
+        # Without connection settings, this consumer connects to no broker.
         consumer = Consumer({"group.id": self.name, "log_level": 0})
         self._metadata = consumer.consumer_group_metadata()
         consumer.close()
@@ -105,4 +105,4 @@ class ConsumerGroup:
 
 
 _OF_PRODUCER = {KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, KafkaError._FENCED}
-"""Errors that concern the producer, whatever it sends."""
+"""Errors of the producer itself, which do not depend on what it sends."""

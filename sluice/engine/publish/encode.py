@@ -144,9 +144,9 @@ def _with_plain_values(table: pa.Table) -> pa.Table:
 def _may_contain_json_text(values: pa.StringArray) -> bool:
     """Return whether the values contain `JSON_TEXT`.
 
-    This may also be true if two neighboring values contain a part each.
+    The result may also be true if two neighboring values contain one part each.
 
-    The bytes of all values are searched at once, because a search of each value takes several times
+    This searches the bytes of all values at once, because searching each value takes several times
     as long.
     """
     return _JSON_TEXT.search(bytes_of(values).data) is not None
@@ -155,7 +155,7 @@ def _may_contain_json_text(values: pa.StringArray) -> bool:
 def latest_changes(sink: Sink, changes: pa.Table) -> pa.Table:
     """Return the last change of each key and window; all changes if the sink writes every change.
 
-    All rows without a key are kept: they have no key by which a later row could replace them.
+    Keeps all rows without a key, because no later row replaces them.
     """
     if sink.emit == "every":
         return changes
@@ -163,7 +163,7 @@ def latest_changes(sink: Sink, changes: pa.Table) -> pa.Table:
     columns = [changes.column(name).to_pylist() for name in names]
     last_rows: dict[Any, int] = {}
     for row, identity in enumerate(zip(*columns, strict=True)):
-        # The key is removed and added again, so that it gets the place of its last change.
+        # Remove the key and add it again: it must get the place of its last change.
         last_rows.pop(identity, None)
         if identity[0] is None:
             last_rows[row] = row
@@ -249,7 +249,7 @@ def _encode_texts(
     errors: dict[int, str],
     sink: Sink,
 ) -> pa.Array:
-    """Encode JSON, many texts at once if they surely fit the schema, as `_encode_column`."""
+    """Like `_encode_column`, for JSON. Encodes many texts at once if they surely fit the schema."""
     rows = np.flatnonzero(texts.is_valid())
     present = pa.array([], pa.string())
     if rows.size:
@@ -284,8 +284,8 @@ def _computed(
     for row, value in enumerate(values):
         try:
             results.append(None if value is None else function(value))
-        # An encoder may raise anything, even an error that is not an Exception.
-        # `rejects_record` decides whether the error rejects the record or ends the run.
+        # An encoder may raise any error, even one that is not an Exception. `rejects_record`
+        # decides whether the error rejects the record or ends the run.
         except BaseException as error:
             if not rejects_record(error):
                 raise run_ending_error(
@@ -346,8 +346,8 @@ def accepted_records(
         sink, table, sizes > limits.size, rejected, "too_large",
         lambda row: f"{sizes[row]} bytes; {sink.topic} accepts at most {limits.size}",
     )  # fmt: skip
-    # If a record without a key were sent to a compacted topic, the broker would refuse the whole
-    # batch of records, so the record is rejected here.
+    # If a record without a key is sent to a compacted topic, the broker rejects the whole batch of
+    # records. So reject only this record here.
     if limits.needs_key:
         has_no_key = np.asarray(pc.is_null(table.column("key")))
         table = _reject(
@@ -361,7 +361,7 @@ def accepted_records(
     if "timestamp" in table.column_names:
         now = time.time_ns() // 1_000_000
         # A record without a timestamp, or with timestamp 0, gets the time at which it is sent. So
-        # its timestamp counts as the present time here.
+        # treat its timestamp as the present time here.
         times = np.asarray(
             pc.fill_null(table.column("timestamp").cast(pa.int64()), 0).to_numpy(),
             np.int64,
@@ -396,7 +396,8 @@ def headers_with_window(table: pa.Table) -> pa.Array:
 def _without_schemas(sink: Sink, headers: pa.ChunkedArray) -> Texts:
     """Return headers without those that name the schemas of the records from which the values come.
 
-    Bytes that are passed on keep them, because they still are of this schema.
+    If bytes are passed on unchanged, these headers stay, because the bytes still have these
+    schemas.
     """
     if sink.encode is not None and sink.encode.value is encode_bytes:
         return headers

@@ -1,4 +1,4 @@
-"""Encodes values and keys with a schema of the registry, exactly or not at all."""
+"""Encodes values and keys exactly with a schema of the registry, or raises an error."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class RegisteredEncoder:
 
     validates: bool = False
     record: str = ""
-    """The name of Protobuf's message."""
+    """The name of the Protobuf message."""
 
     @property
     def takes_json(self) -> bool:
@@ -65,9 +65,10 @@ class RegisteredEncoder:
     def encode_texts(
         self, texts: pa.Array, one_by_one: Callable[[int, pa.Array], pa.Array]
     ) -> pa.Array:
-        """Return the bytes of JSON, of which no text is null.
+        """Encode JSON texts, none of which is null. Return their bytes.
 
-        `one_by_one` encodes texts that are not encoded at once, beginning with the one at a place.
+        `one_by_one` encodes the texts that cannot be encoded together, given the index of the first
+        of them.
         """
         if self.takes_json and not self.validates:
             return joined([constant(self._prefix), texts.cast(pa.binary())], len(texts))
@@ -83,7 +84,7 @@ class RegisteredEncoder:
         return JsonColumnEncoder(self._part_of, constant(begin))
 
     def _part_of(self, sample: Any) -> Part:
-        """Return what writes columns. Raises NotColumnarError."""
+        """Return the part that writes columns of this schema. Raises NotColumnarError."""
         if self.schema.kind == "PROTOBUF":
             return message_part(self._message[0].DESCRIPTOR, sample)
         if not isinstance(self._node, Record):
@@ -113,7 +114,7 @@ class RegisteredEncoder:
         try:
             return self(_decode(text))
         except msgspec.DecodeError:
-            return self(text)  # an enum, or a text for which the schema has another type
+            return self(text)  # An enum, or the schema's type is not a text.
 
     @cached_property
     def _is_text(self) -> bool:
@@ -184,7 +185,7 @@ def encoder_of(values: RegistryFormat, topic: str, registry: Registry) -> Regist
 
 
 def schema_to_write(values: RegistryFormat, topic: str, registry: Registry) -> RegisteredSchema:
-    """Return the schema with which a topic is written."""
+    """Return the schema for writing a topic."""
     subject = values.subject_in(topic)
     try:
         if values.metadata:
@@ -212,9 +213,10 @@ def schema_to_write(values: RegistryFormat, topic: str, registry: Registry) -> R
 def schema_in_registry(
     values: RegistryFormat, subject: str, registry: Registry
 ) -> RegisteredSchema | None:
-    """Return the version of a subject that has the format's own schema; None without one."""
+    """Return the subject's version that equals the format's own schema; None if there is none."""
     if values.pulled:
-        # A registry finds a schema that refers to others only together with their names.
+        # A registry finds a schema that refers to other schemas only if the request names them,
+        # too.
         with suppress(UnknownSchemaError):
             pulled = registry.version(subject, values.pulled)
             if pulled.text == values.schema:

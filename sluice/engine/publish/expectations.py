@@ -22,7 +22,7 @@ def require_expected(job: Job, counts: Mapping[str, int]) -> None:
 
 
 def broken_expectations(job: Job, counts: Mapping[str, int]) -> str:
-    """Describe the expectations that a batch breaks; an empty text if it keeps all of them."""
+    """Describe the expectations that a batch breaks. Return an empty text if it breaks none."""
     return " ".join([_detail(expectation, counts) for expectation in _broken(job, counts)])
 
 

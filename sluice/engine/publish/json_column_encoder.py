@@ -1,9 +1,9 @@
 """Encodes the JSON of many values at once with a schema, field by field.
 
-Arrow's reader of JSON makes columns of the values, and a `Part` for each field of the schema turns
-a column into bytes. This takes a fifth of the time of an object for each value. The bytes count
-only if the values are proven to fit the schema. Otherwise, they are encoded one by one, which says
-what is wrong with which value.
+Arrow's JSON reader parses the values into columns, and a `Part` for each field of the schema turns
+a column into bytes. This takes a fifth of the time that encoding the values one by one takes. The
+bytes are used only if the values are proven to fit the schema. Otherwise, the values are encoded
+one by one, and an error names the value that does not fit.
 """
 
 from __future__ import annotations
@@ -31,15 +31,17 @@ from sluice.engine.read.json_lines import (
 from sluice.support.arrays import present_values
 
 _FEWEST = 100
-"""For fewer texts, the calls of Arrow and NumPy take longer than encoding them one by one."""
+"""Fewer texts are encoded one by one, because this is faster than the calls of Arrow and NumPy."""
 _PIECE = 4_000
-"""How many texts are encoded at once. One that does not fit makes the whole piece slow."""
+"""How many texts are encoded at once. If one of them does not fit, all of them are encoded one by
+one."""
 _SAMPLES = 20
-"""How many texts show whether times and amounts are texts or numbers."""
+"""How many texts are examined to find out whether times and amounts are texts or numbers."""
 _MOST_MISSES = 3
-"""After so many pieces in a row with doubts, most of the next pieces are not tried."""
+"""After this many pieces in a row that could not be encoded at once, most of the next pieces are
+encoded one by one."""
 _TRIED_AGAIN = 50
-"""After so many pieces that were not tried, one is tried again."""
+"""Of the next pieces, one in this many is encoded at once again, to see whether this works now."""
 
 
 @dataclass
@@ -47,21 +49,22 @@ class JsonColumnEncoder:
     """Encodes with one schema."""
 
     part_of: Callable[[Any], Part]
-    """Returns what writes the schema's values, by the plain data of a sample. Raises
+    """Returns the writer of the schema's values, given a sample as plain data. Raises
     NotColumnarError."""
     begin: Piece
     """The bytes before each value."""
     _part: Part | None = field(default=None, init=False)
     _misses: int = field(default=0, init=False)
-    """How many pieces in a row could not be encoded."""
+    """How many pieces in a row could not be encoded at once."""
     _skipped: int = field(default=0, init=False)
-    """How many pieces in a row were not tried."""
+    """How many pieces in a row were encoded one by one without trying more."""
     _is_columnar: bool = field(default=True, init=False)
 
     def encode(self, texts: pa.Array, one_by_one: Callable[[int, pa.Array], pa.Array]) -> pa.Array:
-        """Return the bytes of texts, none of which is null.
+        """Encode texts, none of which is null.
 
-        `one_by_one` encodes some of the texts, of which it gets the place of the first one.
+        `one_by_one` encodes some of the texts. Its arguments are the index of the first of them,
+        and these texts.
         """
         encoded: list[pa.Array] = []
         for start in range(0, len(texts), _PIECE):
@@ -84,7 +87,7 @@ class JsonColumnEncoder:
             return None
         except (UnsureError, msgspec.DecodeError, pa.ArrowInvalid, pa.ArrowNotImplementedError):
             self._misses += 1
-            # Another sample may show that fields have other types.
+            # Make the part anew from another sample, which may show that fields have other types.
             self._part = None
             return None
         self._misses = 0
@@ -111,7 +114,7 @@ class JsonColumnEncoder:
 
 
 def _merged(first: Any, second: Any) -> Any:
-    """Return plain data that has all fields of two values, and one item of all lists."""
+    """Merge two values: the result has all fields of both, and one item for each list."""
     match first, second:
         case dict(), dict():
             names = dict.fromkeys([*first, *second])
@@ -134,7 +137,7 @@ def _require_no_texts(lines: pa.Buffer, names: tuple[str, ...], values: pa.Struc
 
 
 def _count_strings(values: pa.Array) -> int:
-    """Return how many names and strings the JSON of values has at least."""
+    """Return the least number of names and strings in the JSON of the values."""
     present = present_values(values)
     if pa.types.is_string(values.type):
         return len(present)

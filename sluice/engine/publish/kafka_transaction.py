@@ -62,8 +62,8 @@ from sluice.state.model import GenerationInfo
 from sluice.support.arrays import Indices
 
 COMMIT_TIMEOUT_S = 120
-"""After this time the run fails without knowing the transaction's outcome. The next run learns from
-the marker whether the transaction was committed."""
+"""If a commit takes longer, the run fails without knowing the transaction's outcome. The next run
+learns from the marker whether the transaction was committed."""
 _FAST: dict[str, str | bool] = {
     "linger.ms": "20",
     "compression.type": "lz4",
@@ -71,18 +71,18 @@ _FAST: dict[str, str | bool] = {
     "queue.buffering.max.kbytes": "1048576",
     "delivery.report.only.error": True,
     "transaction.timeout.ms": "600000",
-    # After this time, the client gives up a topic that was deleted. All brokers know a new topic
+    # After this time, the client stops waiting for a deleted topic. All brokers know a new topic
     # much earlier.
     "topic.metadata.propagation.max.ms": "3000",
     **ANY_SIZE,
 }
 _SLOW_S = 3.0
-"""After each further wait of this length, a writer asks whether it waits in vain."""
+"""After each further wait of this length, a writer checks whether the wait is useless."""
 _BATCH_BYTES = 1_000_000
 _DEAD_LETTER_HEADERS = 1 << 20
 """Bytes by which a dead letter may exceed the rejected record."""
 _CHUNK = 2_000
-"""How many records the driver lists, queues and frees at once: so few that they stay in the
+"""How many records the driver lists, queues and frees at once: few enough to stay in the
 processor's caches."""
 _BITS, _PRIME = 2**32 - 1, 2_654_435_761
 
@@ -111,17 +111,17 @@ class TransactionalOutput:
         )
         self._marker: Marker | None = None
         self.topic = MarkerTopic()
-        """The topic of markers at the time when the writer began."""
+        """The topic of markers when the writer started."""
         self._registration: bytes | None = None
         """The generation's registration, if the topic of markers does not have it yet."""
         self.topic_ids: Mapping[str, str] = {}
         """Topic → Kafka's id of the topic that the writer writes to, for the markers."""
         self.why_unwritable: Callable[[], EngineError | None] = lambda: None
-        """Returns the error if a wait for the broker is in vain."""
+        """Returns the error that makes a wait for the broker useless, if there is one."""
 
     @property
     def markers(self) -> Mapping[int, Marker]:
-        """Generation → its newest marker at the time when the writer began."""
+        """Generation → its newest marker when the writer started."""
         return self.topic.markers
 
     @property
@@ -172,8 +172,8 @@ class TransactionalOutput:
 
     def __enter__(self) -> Self:
         with kafka_errors("Starting the output's transactions", self._kafka):
-            # This call connects the client. A client without a connection would wait 0.5 s before
-            # it asks for the transactions' coordinator.
+            # This call connects the client. Without a connection, the client would wait 0.5 s
+            # before it looks up the transaction coordinator.
             self._producer.list_topics(self._writer.markers, TIMEOUT_S)
             # Fences older producers with this transactional id, and aborts their open transaction.
             with self._denial_named():
@@ -204,7 +204,7 @@ class TransactionalOutput:
     ) -> dict[str, int]:
         """Write the batch's records atomically.
 
-        There is a table per topic, of `key`, `value` and optionally `headers`.
+        Each topic has a table with the columns `key`, `value` and optionally `headers`.
 
         `state` is what the ledger will publish with the batch. Return the number of records per
         topic. A retried batch does not write its records again, except to topics that were added to
@@ -229,8 +229,8 @@ class TransactionalOutput:
             self._rejections_raised(),
         ):
             if marker is None:
-                # A batch without records gets a transaction, too, so that its
-                # marker says that it was written.
+                # A batch without records needs a transaction, too, because its marker must show
+                # that it was written.
                 begun = self._begin_transaction()
                 self._add_offsets(state, ends)
             for topic, table in records:
@@ -276,7 +276,7 @@ class TransactionalOutput:
         self._write_marker(replace(self._writer, ref=ref).name, marker)
 
     def replace_lost(self, marker: Marker) -> None:
-        """Write a marker of the writer's generation, in place of one that is gone."""
+        """Write a marker of the writer's generation, in place of a lost one."""
         self._write_marker(self._writer.name, marker)
 
     def _write_marker(self, key: str, marker: Marker) -> None:
@@ -287,8 +287,7 @@ class TransactionalOutput:
 
     def _queue_marker(self, key: str, marker: Marker) -> None:
         topic = self._writer.markers
-        # Like any record, the marker may have to wait: the records before it may still fill the
-        # client's queue.
+        # Like any record, the marker may have to wait until the client's queue has room again.
         if self._registration is not None:
             _queue(
                 self._producer,
@@ -300,9 +299,10 @@ class TransactionalOutput:
         _queue(self._producer, self._require_writable, topic, msgspec.json.encode(marker), key)
 
     def _commit(self) -> None:
-        """Commit the transaction. If that takes long, ask whether the topics can be written at all.
+        """Commit the transaction.
 
-        Without the question, the client would try for minutes to write to a topic that was deleted.
+        If this takes long, check whether the topics can be written at all. Without this check, the
+        client would try for minutes to write to a deleted topic.
         """
         until = time.monotonic() + COMMIT_TIMEOUT_S
         while True:
@@ -310,7 +310,7 @@ class TransactionalOutput:
                 self._producer.commit_transaction(_SLOW_S)
                 return
             except KafkaException as error:
-                # After this error, the client goes on where it was when it is called again.
+                # After a timeout, calling the client again continues the same commit.
                 if error.args[0].code() != KafkaError._TIMED_OUT or time.monotonic() > until:
                     raise
             self._require_writable()
@@ -320,7 +320,7 @@ class TransactionalOutput:
             raise reason
 
     def _require_same(self, marker: Marker, records: Iterable[tuple[str, pa.Table]]) -> None:
-        """Raise BatchDiffers if a retried batch has other records than before.
+        """Raise BatchDiffers if a retried batch has other records than in the earlier attempt.
 
         Compare only the topics to which the pipeline still writes.
         """
@@ -345,18 +345,18 @@ class TransactionalOutput:
 
     @contextlib.contextmanager
     def _rejections_raised(self) -> Iterator[None]:
-        """Raise the broker's error if the client takes no more records because of it."""
+        """Raise the broker's error if it keeps the client from taking more records."""
         try:
             yield
         except KafkaException as error:
-            # This error only says that the transaction has failed. A commit raises the broker's
-            # error, which says why.
+            # This error does not give the reason why the transaction has failed. A commit raises
+            # the broker's error, which does.
             if error.args[0].code() == KafkaError._STATE:
                 self._producer.commit_transaction(TIMEOUT_S)
             raise
 
     def _denial_named(self) -> AbstractContextManager[None]:
-        """Name the operation if Kafka denies it. The client does not say which topic it was."""
+        """Name the operation if Kafka denies it. The client's error does not name the topic."""
         topics = sorted({*self._topics, self._writer.markers})
         return denial_named(WRITE, " or ".join(topics), self._writer.transactional_id)
 
@@ -377,7 +377,8 @@ class TransactionalOutput:
         return True
 
     def _add_offsets(self, state: PublishedState, ends: Positions) -> None:
-        # If the group is in trouble, the transaction is begun anew, so it must still be empty.
+        # If committing the group's offsets fails, the transaction is begun anew. It must still be
+        # empty then.
         if self._group is not None:
             self._group.add_to_transaction(self._producer, state.sources, ends)
 
@@ -393,7 +394,7 @@ def lost_markers(detail: str, pipeline: str) -> OutputError:
 
 
 def fence(kafka: Mapping[str, str], writer: Writer) -> TransactionalOutput:
-    """Keep drivers of the pipeline that lost their lease from writing any more output.
+    """Fence the pipeline's drivers that lost their lease, so that they write no more output.
 
     Return the closed output, with its markers. Raise EngineError if the broker cannot be reached.
     """
@@ -418,9 +419,9 @@ def checksum(table: pa.Table) -> int:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Some records for a topic.
+    """Some records for a topic, converted to lists once.
 
-    They are listed once, because every output record of the driver goes through here.
+    Every output record of the driver goes through here.
     """
 
     records: pa.RecordBatch
@@ -453,8 +454,8 @@ class _Chunk:
         `partitions` is the topic's number of partitions.
         """
         columns = dict(zip(self.records.schema.names, self.records.columns, strict=True))
-        # The client chooses the partition by the key if the partition is -1, and sets the current
-        # time if the timestamp is 0.
+        # If the partition is -1, the client chooses it by the key. If the timestamp is 0, the
+        # client sets the current time.
         chosen: Iterable[int] = repeat(-1)
         if "partition" in columns:
             numbers = np.asarray(pc.fill_null(columns["partition"], -1))
@@ -492,7 +493,7 @@ def _chunks(table: pa.Table) -> Iterator[_Chunk]:
 
 
 def _without_nulls(values: list[bytes | None]) -> list[bytes]:
-    """Return the values, with empty bytes in place of nulls."""
+    """Replace nulls in the values with empty bytes."""
     return [value or b"" for value in values]
 
 
@@ -519,13 +520,13 @@ def _produce(
         total += chunk.checksum
         for arguments in chunk.arguments(topic, partitions):
             try:
-                # Passing the arguments by name, or calling `_queue` for each record, would take
-                # longer.
+                # Pass the arguments by position, and do not call `_queue` for each record: both
+                # save time.
                 produce(*arguments)
             except BufferError:
                 _queue(producer, when_slow, *arguments)
-        # The client keeps delivered records until the program polls, even if the program wants no
-        # reports of them.
+        # The client keeps delivered records in memory until it is polled, even without delivery
+        # callbacks.
         producer.poll(0)
     return total
 
@@ -569,7 +570,7 @@ def _header_lists(records: pa.ListArray) -> Iterator[list[tuple[str, bytes | Non
 
 
 def _first_with_headers(records: pa.ListArray) -> Indices:
-    """Return the first record, and the records that have other headers than the record before them.
+    """Return the first record, and each record whose headers differ from the preceding record's.
 
     Return all records if their numbers of headers differ, or if they have no headers.
     """

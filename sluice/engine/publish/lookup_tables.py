@@ -1,4 +1,4 @@
-"""Keeps in the driver's memory the global tables that steps between stores and outputs look up."""
+"""Keeps global tables in the driver's memory, for look-ups by steps between stores and outputs."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class LookupTables:
     def _load(self, shard: Shard, group: int, as_of: int) -> None:
         values = self.values[group]
         after = None
-        # The values go into records for topics. The rows' checksums are verified, so that no
-        # damaged value is sent.
+        # The values go into records for topics, so verify the rows' checksums: no damaged value may
+        # be sent.
         while page := shard.scan(group, as_of, after=after, limit=_PAGE, checked=True):
             for row in page:
                 if row.value is not None:

@@ -1,8 +1,8 @@
 """The topic of a pipeline's markers: the last batch that each generation has written.
 
-The markers say which output is in Kafka, whatever happens to the ledger. A marker also has what the
-ledger publishes with the batch, and the topic has the registration of each generation, so that a
-lost ledger can be made again from the markers and the shards (`sluice recover`). The topic is
+The markers show which output is in Kafka, even if the ledger is lost. A marker also has the state
+that the ledger publishes with the batch, and the topic has the registration of each generation.
+From the markers and the shards, `sluice recover` can make a lost ledger again. The topic is
 compacted, so it has the newest record of each key.
 """
 
@@ -30,7 +30,7 @@ from sluice.state.shard.shard import Checksums
 from sluice.values.record_places import Range
 
 MARKER_SETTINGS: Mapping[str, str] = {"cleanup.policy": "compact", **STAMPED_BY_BROKER}
-"""The settings of a topic of markers. The broker's timestamps show the broker's clock."""
+"""The settings of a topic of markers. The broker stamps the records, and so shows its clock."""
 _REGISTRATION = "registration"
 
 
@@ -46,13 +46,13 @@ class Writer:
     def transactional_id(self) -> str:
         """Return the transactional id.
 
-        A pipeline's generations share it, so that a newer producer fences an older one.
+        A pipeline's generations share it, so a newer producer fences an older one.
         """
         return f"sluice.{self.ref.pipeline}"
 
     @property
     def name(self) -> str:
-        """Return the key of the generation's markers."""
+        """Return the key of the generation's markers in the topic."""
         return f"{self.transactional_id}.{self.ref.generation}"
 
     @property
@@ -69,7 +69,7 @@ class Writer:
 
 
 class PublishedState(msgspec.Struct, frozen=True):
-    """What the ledger publishes with a batch, apart from the batch itself."""
+    """The state that the ledger publishes with a batch, apart from the batch itself."""
 
     times: dict[str, int]
     """The stream times from which the next batch continues."""
@@ -101,7 +101,7 @@ class Marker(msgspec.Struct, frozen=True):
     state: PublishedState = NOTHING_PUBLISHED
 
     def without(self, topics: Collection[str]) -> Self:
-        """Return the marker of the batch as if it had not been written to these topics."""
+        """Return the marker that the batch would have without these topics."""
         changes: dict[str, Any] = {}
         for name in ("outputs", "checksums", "ids"):
             values = dict(getattr(self, name))
@@ -111,7 +111,7 @@ class Marker(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, **changes)
 
     def restored(self, ids: Mapping[str, str]) -> Self:
-        """Return the marker of the batch as if it had been written to topics with these ids."""
+        """Return the marker, with the ids of topics to which the batch's records were restored."""
         return msgspec.structs.replace(self, ids={**self.ids, **ids})
 
     def written_to(self, topic: str) -> Written:
@@ -120,7 +120,7 @@ class Marker(msgspec.Struct, frozen=True):
 
     @property
     def with_earlier(self) -> Batch:
-        """Return the batch with the end offsets of all partitions that have been read so far."""
+        """Return the batch, with the end offsets of all partitions that have been read so far."""
         return msgspec.structs.replace(self.batch, ends=merge_ends(self.ends, self.batch.ends))
 
 
@@ -145,7 +145,7 @@ class MarkerTopic:
     """Generation → its newest committed registration, as JSON."""
 
     def registration(self, generation: int) -> GenerationInfo | None:
-        """Return a generation as it was registered last; None if the topic does not have it."""
+        """Return a generation's newest registration; None if the topic has none."""
         encoded = self.registrations.get(generation)
         if encoded is None:
             return None
@@ -155,7 +155,7 @@ class MarkerTopic:
 def encode_registration(info: GenerationInfo) -> bytes:
     """Encode a generation for the topic of markers, without passwords.
 
-    The topology's drawing is left out, too, because the next run makes it again.
+    Leaves out the topology's drawing, too, because the next run makes it again.
     """
     workers: list[WorkerInfo] = []
     for worker in info.workers:
@@ -203,7 +203,7 @@ def read_marker_topic(kafka: Mapping[str, str], writer: Writer) -> MarkerTopic:
 
 
 def newest_until(markers: Mapping[int, Marker], generation: int) -> Marker | None:
-    """Return the newest marker of a generation, or of the last one before it that has any."""
+    """Return the newest marker of the generation, or of the last one before it with a marker."""
     newest: int | None = None
     for number in markers:
         if number <= generation and (newest is None or number > newest):
@@ -216,8 +216,8 @@ def newest_until(markers: Mapping[int, Marker], generation: int) -> Marker | Non
 def _read_messages(kafka: Mapping[str, str], topic: str) -> Sequence[Message]:
     messages: list[Message] = []
     with kafka_errors("Reading the markers", kafka), RangeReader(kafka, skips_lost=True) as reader:
-        # Reading the watermarks makes the client find the partition's
-        # leader at once instead of after 0.5 s.
+        # Reading the watermarks first, the client finds the partition's leader at once instead of
+        # after 0.5 s.
         begin, end = watermark_offsets(reader.consumer, TopicPartition(topic, 0), TIMEOUT_S)
         for records in reader.read([Range(topic, 0, begin, end)]):
             messages += records.messages

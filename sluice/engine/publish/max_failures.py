@@ -1,9 +1,9 @@
-"""Decides from a batch's rejected records whether the records are wrong, or the pipeline.
+"""Decides from a batch's rejected records whether the pipeline rather than the records is wrong.
 
 If a step fails for most records, then the step is wrong. If most records cannot even be read, then
-their producer or the contract is wrong, and a result without them would mislead. Such a batch ends
-the run, if it has at least `LEAST_REJECTED` rejected records. A batch with fewer rejected records
-is published, and the pipeline is degraded until a batch has hardly any rejected records.
+their producer or the contract is wrong, and a result without them would be misleading. Such a batch
+ends the run if it has at least `LEAST_REJECTED` rejected records. A batch with fewer rejected
+records is published, and the pipeline is degraded until a batch has hardly any rejected records.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ _REJECTED = ("dead_letter/", "dropped/")
 _NOT_REJECTED = {
     outcome.count for outcome in (*PASSED_OVER.values(), Outcome.REJECTED, Outcome.SKIPPED)
 }
-"""Counts with the prefixes above, but of records that could be read: operators ignored them, as in
-Kafka Streams, or a step failed for them."""
+"""Counts with these prefixes that are not of unreadable records: operators ignored the records, as
+in Kafka Streams, or a step failed for them."""
 
 LEAST_REJECTED = 100
-"""If the limit is a share, fewer rejected records than this never end a run, even if the batch has
-no others: a run often reads few records, and a single wrong one must not stop the pipeline."""
+"""If the limit is a share, fewer rejected records than this never end a run, even if all records of
+the batch are rejected. A run often reads only a few records, and a single wrong record must not
+stop the pipeline."""
 _NOTABLE = 10
 _NOTABLE_SHARE = 0.05
 """A pipeline is degraded if a batch has at least `_NOTABLE` rejected records, and more than this

@@ -1,8 +1,8 @@
-"""Checks that the topics that a pipeline writes are still the topics that it has written to.
+"""Checks that a pipeline's output topics have not been deleted and created again.
 
 A topic that is deleted and created again has lost the records that the pipeline had written, and
 perhaps its settings. Therefore the marker of each batch has the ids of the topics that the batch
-was written to. A run compares these ids with those of the topics now: before it creates a missing
+was written to. A run compares these ids with the topics' present ids: before it creates a missing
 topic, before each batch's output, and at its end.
 """
 
@@ -39,15 +39,15 @@ class OutputIdentity:
 
         `ids`: topic → its id now.
 
-        Do nothing without the topic of markers: either the pipeline has written nothing yet, or
-        another check reports the loss of this topic.
+        If the topic of markers is missing, do nothing: either the pipeline has written nothing yet,
+        or another check reports the loss.
         """
         if self.writer.markers in ids:
             markers = read_markers(self.kafka, self.writer)
             self._require_as_written(newest_until(markers, self.writer.ref.generation), ids)
 
     def begin(self, marker: Marker | None, ids: Mapping[str, str]) -> None:
-        """Expect the topics as they are now.
+        """Expect from now on that the topics keep these ids.
 
         Raise OutputError if the newest batch was written to other topics. `marker` is the marker
         of this batch; None if nothing has been written yet.
@@ -99,7 +99,7 @@ def changed_topics(
     topics: Iterable[str],
     ids: Mapping[str, str],
 ) -> list[str]:
-    """Return the topics to which the marker's batch was written, but which were deleted since.
+    """Return the topics to which the marker's batch was written and which were deleted since.
 
     `ids`: topic → its id now.
     """

@@ -61,7 +61,7 @@ class TopicsOutput(Protocol):
 
 @dataclass(frozen=True)
 class Destinations:
-    """The topics and tables to which a run writes, and what they accept."""
+    """The topics and tables to which a run writes, and the records that they accept."""
 
     topics: TopicsOutput
     limits: Mapping[str, TopicLimits] = field(default_factory=dict)
@@ -70,8 +70,8 @@ class Destinations:
     """Destination (a connection of PostgreSQL, or the location of a Delta table) → the writer of
     its tables."""
     headers_at: HeadersAt = lambda _: {}
-    """Reads from Kafka again the headers of records for which a step after an operator has
-    failed."""
+    """For records on which a step after an operator has failed: reads the headers from Kafka
+    again."""
 
     def limits_of(self, topic: str) -> TopicLimits:
         return self.limits.get(topic, NO_LIMITS)
@@ -123,15 +123,16 @@ class OutputWriter:
         records, results_of_tables = self._encoded_results(output, rejected)
         records += self._late_records(output.collected, rejected)
         rows = self._table_rows(results_of_tables, rejected)
-        # The dead letters come last, because encoding the other records can make dead letters.
+        # Add the dead letters last, because encoding the other records can produce dead letters.
         records += self._dead_letter_records([*dead_letters, *rejected.dead_letters])
         written: dict[str, int] = {}
-        # Tables are written before the topics, because the marker in the transaction also says that
-        # the tables have the batch.
+        # Tables are written before the topics, because the transaction's marker also means that the
+        # tables have the batch.
         for destination, rows_of_tables in rows.items():
             batch_id = BatchId(self.generation, batch.number, batch.begun)
             written |= self.destinations.tables[destination].write(batch_id, rows_of_tables)
-        # Sorting and encoding many records has freed memory that the client needs for its queue.
+        # Sorting and encoding many records has freed memory. Release it, because the client needs
+        # it for its queue.
         release_memory_after_rows(sum(table.num_rows for _, table in records))
         # A batch without records is sent, too, because the transaction's marker names the batch.
         return written | self.destinations.topics.send(batch, records, state)
@@ -154,7 +155,10 @@ class OutputWriter:
 
     @cached_property
     def _encoders(self) -> dict[tuple[str, bool], RegisteredEncoder]:
-        """Topic, and whether it is that of keys → encoder. A run writes a topic with one schema."""
+        """Topic, and whether keys are encoded → encoder.
+
+        A run writes a topic with one schema.
+        """
         return {}
 
     def _encoder(self, values: RegistryFormat, topic: str) -> RegisteredEncoder:
@@ -185,7 +189,7 @@ class OutputWriter:
         They are written as they were read, so they are not encoded.
         """
         # Several groups may send their late records to one topic. The topic's records were
-        # collected together, so they must be written only once.
+        # collected together, so write them only once.
         late_sinks: dict[str, Sink] = {}
         for group in self.job.groups:
             if group.late is not None:
@@ -197,7 +201,7 @@ class OutputWriter:
         return records
 
     def _dead_letter_records(self, dead_letters: Iterable[pa.Table]) -> Records:
-        """Make records of the dead letters for the pipeline's topic, within its limit of size."""
+        """Make the pipeline's topic records from dead letters, within the topic's size limit."""
         topic = self.job.pipeline.dead_letters
         limit = self.destinations.limits_of(topic).size
         records: Records = []
@@ -258,8 +262,8 @@ def _operator_records(job: Job, collected: Collected) -> Iterator[tuple[Sink, pa
                 unread.update(SORT_KEY)
             names = [name for name in of_sink.column_names if name not in unread]
             columns = columns_named(of_sink, names)
-            # Columns that no later step reads are freed first, and each other column is freed when
-            # its copy is made.
+            # First free the columns that no later step reads. Then free each other column when its
+            # copy is made.
             del of_sink
             for name in names:
                 columns[name] = columns[name].take(order)

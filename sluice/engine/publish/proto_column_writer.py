@@ -1,4 +1,4 @@
-"""Writes the values of columns as messages of Protobuf, as its own library writes them.
+"""Encodes columns of values as Protobuf messages, with the same bytes as Protobuf's own library.
 
 Fields are written in the order of their numbers. `sluice.engine.read.proto_messages.fill` says
 which plain data a field takes.
@@ -56,16 +56,17 @@ _GROUP = 10
 
 @dataclass(frozen=True)
 class _Kind:
-    """How the values of a field are written, without the field's number."""
+    """How to write the values of a field, without the field's number."""
 
     wire: int
     part: Part
     zero: bytes
-    """The bytes of the value that is left out."""
+    """The bytes of the field's default value. A field without presence is not written if it has
+    this value."""
 
 
 def message_part(descriptor: Any, sample: Any, within: tuple[str, ...] = ()) -> Part:
-    """Return what writes messages.
+    """Return the writer of messages.
 
     `sample` is the plain data of a message. Raises NotColumnarError.
     """
@@ -84,7 +85,7 @@ def message_part(descriptor: Any, sample: Any, within: tuple[str, ...] = ()) -> 
     def pieces(values: pa.StructArray) -> list[Piece]:
         columns = values.flatten()
         for places in choices:
-            # Of two fields of a oneof, the last one in the value counts.
+            # If the plain data has two fields of a oneof, the last one counts.
             present = [np.asarray(columns[place].is_valid()) for place in places]
             require(bool((np.sum(present, axis=0) <= 1).all()))
         made: list[Piece] = []
@@ -98,7 +99,7 @@ def message_part(descriptor: Any, sample: Any, within: tuple[str, ...] = ()) -> 
 
 
 def _field(field: Any, sample: Any, within: tuple[str, ...]) -> Part:
-    """Return what writes a field with its number. A field that is null is left out."""
+    """Return the writer of a field, including its number. It leaves out null fields."""
     if field.is_repeated:
         return _repeated(field, sample, within)
     kind = _kind(field, sample, within)
@@ -123,7 +124,7 @@ def _field(field: Any, sample: Any, within: tuple[str, ...]) -> Part:
 
 
 def _may_be_zero(values: pa.Array) -> bool:
-    """Return whether a value may be the one that is left out."""
+    """Return whether any value may be the field's default value."""
     if pa.types.is_integer(values.type) or pa.types.is_floating(values.type):
         return not np.asarray(values).all()
     return not pa.types.is_decimal(values.type)
@@ -250,7 +251,7 @@ def _of_base64(texts: pa.Array) -> list[Piece]:
 
 
 def _digits(amounts: pa.Array) -> pa.Array:
-    """Return numbers as texts, without zeros at the end."""
+    """Return numbers as texts, without trailing zeros."""
     numbers = unscaled(amounts)
     require(bool((numbers > -(2**63)).all()))
     whole, fractions = np.divmod(np.abs(numbers), 10**_DECIMALS)
@@ -263,7 +264,7 @@ def _digits(amounts: pa.Array) -> pa.Array:
 
 
 def _after_point(fractions: npt.NDArray[np.int64]) -> pa.Array:
-    """Return the point and the digits after it, of so many millionths; nothing for none."""
+    """Return the decimal point and the fraction's digits; empty without a fraction."""
     hundredths, rest = np.divmod(fractions, 10_000)
     if not rest.any():
         return _HUNDREDTHS.take(pa.array(hundredths))
@@ -282,7 +283,7 @@ def _message(inner: Part, values: pa.Array) -> list[Piece]:
 
 
 def _times(texts: pa.Array) -> list[Piece]:
-    """Write times as messages of the seconds since 1970 and of nanoseconds."""
+    """Write times as messages of seconds since 1970 and nanoseconds."""
     seconds, micros = np.divmod(microseconds(texts), 1_000_000)
     made: list[Piece] = []
     for number, values in ((1, seconds), (2, micros * 1_000)):

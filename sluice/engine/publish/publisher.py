@@ -90,7 +90,7 @@ class IdentityCheck(Protocol):
         """Raise EngineError if a partition ends before the offset up to which it was read."""
 
     def why_unwritable(self) -> EngineError | None:
-        """Return the change of a topic because of which no output can be written, if any."""
+        """Return the error for a changed topic that keeps output from being written, if any."""
 
 
 @dataclass(frozen=True)
@@ -108,10 +108,10 @@ class BegunBatch:
 
 @dataclass(frozen=True)
 class PublishedBatch:
-    """What a batch was, once it has been published."""
+    """The snapshot and the sizes of a published batch."""
 
     snapshot: Snapshot | None
-    """None if the batch was empty, so that there was nothing to publish."""
+    """None if the batch was empty, and there was nothing to publish."""
     counts: Mapping[str, int]
     row_bytes: int
     """The size of the batch's rows (see `Collected.row_bytes`)."""
@@ -127,14 +127,14 @@ class Phases:
     _since: float = field(default_factory=time.monotonic)
 
     def end(self, name: str) -> None:
-        """End the current phase, which gets this name, and begin the next phase."""
+        """End the current phase under this name, and begin the next one."""
         now = time.monotonic()
         self.ms[name], self._since = round((now - self._since) * 1_000), now
 
 
 @dataclass(frozen=True)
 class BatchResult:
-    """What a batch's tasks have returned after they have written the shards."""
+    """The results of a batch's tasks, which have written the shards."""
 
     collected: Collected
     """All side outputs of the tasks."""
@@ -145,11 +145,12 @@ class BatchResult:
     """The stream times after the batch."""
 
     has_new_times: bool
-    """Whether a task has reported a time. It does so if it has read records or has fired timers."""
+    """Whether a task has reported a time. A task does this if it has read records or fired
+    timers."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether the batch had no records, has fired no timers and has changed no state."""
+        """Whether the batch had no records, fired no timers and changed no state."""
         return self.counts == {ROWS: 0} and not self.has_new_times
 
     @property
@@ -158,7 +159,7 @@ class BatchResult:
         return any(name.endswith("/future") for name in self.counts)
 
     def published(self, snapshot: Snapshot | None) -> PublishedBatch:
-        """Return what is known of the batch after it has been published as this snapshot."""
+        """Return the batch's snapshot and sizes, once it has been published as this snapshot."""
         collected = self.collected
         return PublishedBatch(snapshot, self.counts, collected.row_bytes, collected.output_size)
 
@@ -217,8 +218,8 @@ class Publisher:
         """
         number = batch.plan.number
         phases = self._begin_phases(batch.plan)
-        # A driver that has lost its lease stops early. Shards, Kafka and the
-        # ledger would refuse its writes anyway.
+        # If the lease is lost, stop early: shards, Kafka and the ledger would refuse the writes
+        # anyway.
         self.lease.check()
         collected = self._write_shards(state_rows)
         phases.end("state")
@@ -230,17 +231,19 @@ class Publisher:
         try:
             dead_letters = self._dead_letters(result)
         except RecordsRejected:
-            # Calls that have failed, perhaps because a service was down, may succeed when the batch
-            # is repeated. No output of the batch has been written.
+            # Failed calls may succeed when the batch is repeated, for example if a service was
+            # down. The recorded failures can be removed, because no output of the batch has been
+            # written.
             self.storage.forget_failures(number, self.lease.epoch)
             raise
-        # A batch without records may still end at later offsets, after aborted transactions or for
-        # a new partition. Such a batch is published so that the ledger has the new positions.
+        # A batch without records can still move the offsets on: past aborted transactions, or
+        # because a partition is new. Such a batch is published to store the new positions in the
+        # ledger.
         if not result.is_empty:
             self._expire_windows(batch, result.stream_times)
         audit = self._audit(batch, collected)
-        # A source that was deleted and created again, or cut off, has other records at the same
-        # offsets, and such an output lacks earlier records. The batch must not be published then.
+        # If a topic was deleted and created again, or truncated, do not publish the batch: a source
+        # has other records at the same offsets, or an output lacks earlier records.
         read: Sequence[SourceAudit] = ()
         checksums: dict[str, Checksums] = {}
         if audit is not None:
@@ -402,7 +405,7 @@ class Publisher:
     def _note_rejections(self, published: Snapshot, dead_letters: Sequence[pa.Table]) -> None:
         """Record in the ledger whether the pipeline is degraded.
 
-        It is if it rejects many records, or if records are not as expected.
+        It is degraded if it rejects many records, or if a batch breaks an expectation.
         """
         # A rebuild reads old records, and a batch without records rejects none. Neither shows
         # whether the pipeline rejects many records now.
@@ -445,7 +448,7 @@ class Publisher:
         )
 
     def _due(self, batch: BegunBatch, times: Mapping[str, int]) -> int | None:
-        """Return when a batch without records next has something to do.
+        """Return when a batch without records will be needed next.
 
         `times` are the stream times after this batch.
         """

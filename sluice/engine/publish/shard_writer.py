@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 
 class StateRows(Protocol):
-    """A batch's changed state rows. They are computed when they are written."""
+    """A batch's changed state rows. The rows are computed only when they are written."""
 
     @property
     def spark(self) -> SparkSession | None:
         """The session that computes the rows; None without Spark."""
 
     def write(self) -> pa.Table:
-        """Have each worker's rows computed, and written to its shard.
+        """Compute each worker's rows, and write them to its shard.
 
         Return the side outputs of all tasks, with the schema `ROW_BATCHES`.
         """
@@ -118,14 +118,14 @@ class ShardWriter(TaskOfBatch):
         yield from packed_side_outputs(self.side_outputs, len(self.locations))
 
     def _write(self, batches: Iterator[pa.RecordBatch], task: RunningTask) -> None:
-        """Write the shard, and add what the driver needs to the side outputs."""
+        """Write the shard, and add the rows for the driver to the side outputs."""
         received = [self._rows_of_shard(rows) for rows in batches if rows.num_rows]
         if not received:
             return
         worker = task.worker
-        # The row batches of many tasks are small. A column of many chunks would be slow, so the
-        # chunks are combined. The combined and the sorted rows are copies. A large batch would need
-        # half a gigabyte more if the original rows were kept.
+        # The row batches of many tasks are small. Columns of many chunks are slow, so combine the
+        # chunks. The combined and the sorted rows are copies, so free the originals: for a large
+        # batch, they would need another half gigabyte.
         together = pa.Table.from_batches(received).combine_chunks()
         row_bytes = together.nbytes
         del received
@@ -166,13 +166,13 @@ class ShardWriter(TaskOfBatch):
     def _changed_rows(self, rows: pa.Table) -> pa.Table:
         """Return one sorted row for each key and window.
 
-        It is the sum of a group's rows, or the last change of any other row.
+        For a group, it is the sum of the rows; otherwise, it is the last change.
         """
-        # A row without a key belongs to no store, so it is left out.
+        # Leave out rows without a key: they belong to no store.
         rows = sorted_rows(_chosen(rows, rows.column("key").is_valid()), then_by=SORT_KEY)
         repeats = repeats_previous(rows)
-        # A task makes one row of a key's records in a window, and most keys have all of their
-        # records in one partition. So in most batches, no row is repeated.
+        # A task makes only one row of a key's records in a window, and most keys have all of their
+        # records in one partition. So in most batches, no key and window occurs twice.
         if not repeats.any():
             return rows
         is_last = np.append(~repeats[1:], True)
@@ -207,12 +207,12 @@ class ShardWriter(TaskOfBatch):
 
         def added_up() -> Iterator[RowColumns]:
             nonlocal replaced
-            # Only one page of rows at a time is turned into Python objects, which take several
+            # Turn only one page of rows at a time into Python objects, because these take several
             # times as much memory.
             for page in pages_of(state_rows):
                 ids = ids_of(page)
-                # Only versions before this batch are read, so that a repeated batch never adds to
-                # its own rows.
+                # Read only versions before this batch: a repeated batch must not add to its own
+                # rows.
                 before = shard.rows_before(batch, ids, self.epoch)
                 if before:
                     values = page.column("value").to_pylist()
@@ -229,7 +229,7 @@ class ShardWriter(TaskOfBatch):
     def _sum(self, group: int, first: str | None, second: str | None) -> str | None:
         """Combine the values of two versions of a state row.
 
-        Values of groups are added up. Of any other row, the second value is returned.
+        Values of groups are added up. For any other row, the second value is returned.
         """
         if group not in self.totals.groups or first is None or second is None:
             return second
@@ -262,7 +262,7 @@ def _is_in(numbers: pa.ChunkedArray, chosen: Collection[int]) -> pa.ChunkedArray
 def _chosen(rows: pa.Table, mask: pa.ChunkedArray) -> pa.Table:
     """Return the rows for which the mask is true.
 
-    If it is true for all rows, as in most batches, nothing is copied.
+    If it is true for all rows, as in most batches, do not copy them.
     """
     if pc.all(mask).as_py():
         return rows

@@ -1,4 +1,4 @@
-"""The types of a job's stores, and the totals and steps that depend on these types."""
+"""The types of a job's stores, and the totals and steps that use these types."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class StateTypes:
     """Store → the type of its values."""
     inputs: Mapping[int, str]
     """Number of the step of a store or operator → the types of its inputs. If a type changes, the
-    state that the step has kept so far means something else."""
+    state that the step has kept so far has another meaning."""
     totals: Totals
     """How shards add up the state rows of groups."""
     changes: tuple[ChangeSteps, ...]

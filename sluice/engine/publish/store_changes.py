@@ -34,11 +34,12 @@ def change_records(
     results: list[tuple[Sink, pa.Table]] = []
     rejected: list[RejectedRow] = []
     for output in outputs:
-        # Only a page of changes at a time becomes Python objects, which take several times as much
-        # memory.
+        # Turn only one page of changes at a time into Python objects, because these take several
+        # times as much memory.
         changes: Iterable[pa.Table] = collected.changes([output.sink.group])
         if output.why_spark and (pages := [*changes]):
-            # A query of Spark costs more than its changes, so there is one query for all of them.
+            # Starting a Spark query costs more than computing its changes, so one query computes
+            # all of them.
             changes = [pa.concat_tables(pages)]
         records_of_pages: list[pa.Table] = []
         for page in changes:
@@ -79,7 +80,7 @@ def _rejected_rows(
 
 
 def _unchanged(output: ChangeSteps, changes: pa.Table) -> pa.Table:
-    """Return the output records of a sink without steps, which writes values as they are."""
+    """Return the output records of a sink without steps: values are written unchanged."""
     values = value_texts(changes, output.sink.store_column)
     # A store of plain values keeps a null as the JSON text `null`. A topic gets a record without a
     # value, a tombstone.
@@ -104,9 +105,9 @@ def _with_window(output: ChangeSteps, changes: pa.Table, records: pa.Table) -> p
 
 
 def require_resolvable(spark: SparkSession, job: Job, outputs: Sequence[ChangeSteps]) -> None:
-    """Have Spark resolve the steps after stores on an empty frame.
+    """Let Spark resolve the steps after stores on an empty frame.
 
-    Raise Unresolved if it cannot.
+    Raise Unresolved if this fails.
     """
     from pyspark.errors import PySparkException
 

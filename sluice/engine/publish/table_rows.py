@@ -21,7 +21,7 @@ from sluice.values.sink_tables import POSITION, WINDOW
 from sluice.values.utc_times import utc_datetime
 
 NOT_FITTING = "not_encoded"
-"""The reason of the dead letters of records that do not fit a table."""
+"""The reason in the dead letters of records that do not fit a table."""
 
 _fields_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _NULL = msgspec.Raw(b"null")
@@ -103,7 +103,7 @@ def join_rows(parts: Iterable[Rows]) -> Rows:
 def _key(column: Column, key: str) -> Any:
     """Return the value for the key's column.
 
-    The key, a text, becomes a number in a column of numbers.
+    In a column of numbers, the key's text becomes a number.
     """
     try:
         if column.is_text or not _is_number(key):
@@ -122,7 +122,7 @@ def _is_number(text: str) -> bool:
 
 
 def _row_places(sink: Sink, table: pa.Table) -> Iterator[tuple[Any, ...]]:
-    """Return what identifies each record's row, besides its key.
+    """Yield the values that identify each record's row, besides its key.
 
     If the sink appends rows, this is the record's position. Otherwise, it is the window's bounds,
     or nothing if the sink has no windows.

@@ -43,7 +43,8 @@ def databases_of(
     """
     if not job.connections:
         return {}
-    # Imported only here, because the import takes 45 ms, and most pipelines write no such tables.
+    # Imported only here, because the import takes 45 ms, and most pipelines write no PostgreSQL
+    # tables.
     from sluice.sinks.postgres_sink import PostgresTables, checked_url
 
     databases = {}

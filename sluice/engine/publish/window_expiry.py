@@ -1,4 +1,4 @@
-"""Expires closed windows in the batch in which stream time passes window end + retention.
+"""Expires closed windows in the batch in which stream time passes their end + retention.
 
 All workers expire their windows in the same batch, even workers for which the batch has no rows.
 The content of a snapshot therefore does not depend on where batches end.

@@ -2,9 +2,9 @@
 
 All values are in one buffer. A decoder has an array with a place in this buffer for each value,
 reads one field of all values with a few calls of NumPy, and moves all places on. This takes a
-fraction of the time of an object for each value. As with JSON (see `json_columns`), columns count
-only if the values are proven to be valid: each place must end exactly where its value ends, and
-each part must be one that the contract takes. Otherwise, the values are decoded one by one.
+fraction of the time of decoding each value to an object. As with JSON (see `json_columns`), the
+columns are used only if the values are proven to be valid: each place must end exactly where its
+value ends, and the contract must accept each part. Otherwise, the values are decoded one by one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from sluice.values.epochs import unit_of
 Places: TypeAlias = npt.NDArray[np.int64]
 _LAST_SHIFT = 63
 _MOST_ITEMS = 100
-"""The longest lists that are read an item at a time."""
+"""The largest number of items in a list. Longer lists are decoded one by one."""
 _MOST_BYTES_OF_NUMBER = 8
 _FIRST_DAY, _LAST_DAY = -718_797, 2_932_531
 """The first day of year 2 and the last of 9998: between them, a time is valid in every zone."""
@@ -47,7 +47,7 @@ _MICROS_OF_DAY = 86_400_000_000
 
 
 class NotColumnarError(Exception):
-    """Values of this schema or contract can only be read one by one."""
+    """Values of this schema or contract can only be decoded one by one."""
 
 
 class Data:
@@ -59,7 +59,7 @@ class Data:
         self.size = len(self.bytes)
 
     def varints(self, at: Places) -> npt.NDArray[np.uint64]:
-        """Read a number without a sign at each place, and move the places on."""
+        """Read an unsigned number at each place, and move the places on."""
         first = self.bytes[at]
         at += 1
         rows = np.flatnonzero(first > 0x7F)
@@ -78,7 +78,7 @@ class Data:
         return numbers
 
     def longs(self, at: Places) -> npt.NDArray[np.int64]:
-        """Read a number at each place, and move the places on."""
+        """Read a signed number at each place, and move the places on."""
         zigzag = self.varints(at)
         signs = (zigzag & np.uint64(1)).view(np.int64)
         return (zigzag >> np.uint64(1)).view(np.int64) ^ -signs
@@ -93,7 +93,7 @@ class Data:
         return begins
 
     def fixed(self, at: Places, size: int) -> npt.NDArray[np.uint8]:
-        """Return as many bytes at each place, as rows, and move the places on."""
+        """Read `size` bytes at each place, as the rows of an array, and move the places on."""
         rows: npt.NDArray[np.uint8] = self.bytes[at[:, None] + np.arange(size)]
         at += size
         return rows
@@ -103,8 +103,8 @@ class Data:
         count = len(begins)
         if not count:
             return pa.array([], pa.binary())
-        # The places are in ascending order, so an Arrow array may have the bytes and the gaps
-        # between them in turn, without a copy.
+        # The places are in ascending order. One Arrow array can therefore hold the bytes and the
+        # gaps between them in turn, without a copy.
         require(bool((begins[1:] >= ends[:-1]).all()) and bool(ends[-1] <= self.size))
         bounds = np.empty(2 * count, np.int32)
         bounds[0::2], bounds[1::2] = begins, ends
@@ -151,7 +151,7 @@ class AvroColumns:
         """Return a name and a function for each field of a writer's record, in their order.
 
         The name is empty for a field that the contract lacks, and the function then skips it.
-        After them, the constants of the fields that the writer lacks.
+        Then come the constants of the fields that the writer lacks.
         """
         by_written: dict[str, inspect.Field] = {}
         constants: list[tuple[str, Any]] = []
@@ -333,7 +333,7 @@ def constant(each: inspect.Field) -> pa.Scalar:
 
 
 def _optional(read: Read, branch: int, *, is_required: bool) -> Read:
-    """Return the function for a union of null and one type, which has this number."""
+    """Return the function for a union of null and one other type, whose number is `branch`."""
 
     def read_present(data: Data, at: Places) -> pa.Array:
         branches = data.varints(at)
@@ -423,7 +423,7 @@ def _symbols(symbols: tuple[str, ...], allowed: tuple[str, ...]) -> Read:
 
 
 def _known_symbols(symbols: tuple[str, ...], known: Container[Any], default: str) -> Read:
-    """Return the function for an enum with a symbol that stands for unknown ones."""
+    """Return the function for an enum whose symbol `default` stands for unknown symbols."""
     names = tuple([symbol if symbol in known else default for symbol in symbols])
     return _symbols(names, names)
 
@@ -454,7 +454,7 @@ def _choices(kind: inspect.LiteralType | inspect.EnumType, node: Node) -> Read:
 
 
 def _decimals(node: Node, digits: tuple[int, int]) -> Read:
-    """Return the function for decimals of up to eight bytes, which are most of them."""
+    """Return the function for decimals of at most eight bytes, as most decimals are."""
     if not isinstance(node, Primitive | Fixed) or node.logical != "decimal":
         raise NotColumnarError
     if node.scale != digits[1]:
@@ -523,7 +523,7 @@ def _map(read: Read) -> Read:
 
 
 def _list(read: Read, items: Node) -> Read:
-    """Return the function for lists of one block each, as all writers make of short lists."""
+    """Return the function for lists of one block each. Writers write short lists in this way."""
     if not _takes_bytes(items):
         raise NotColumnarError
 
@@ -537,7 +537,7 @@ def _list(read: Read, items: Node) -> Read:
         elif len(parts) == 1:
             values = parts[0]
         else:
-            # The items of a list come one after the other, so their places give their order.
+            # The items of a list are adjacent in the data, so their places show their order.
             order = np.argsort(np.concatenate(begins))
             values = pa.concat_arrays(parts).take(pa.array(order))
         return pa.ListArray.from_arrays(pa.array(bounds), values)
@@ -566,7 +566,7 @@ def _walk_items(
         rows, left = rows[goes_on], left[goes_on]
     rows = np.flatnonzero(counts)
     if rows.size:
-        # A list of one block has an empty one after it.
+        # A list's only block must be followed by an empty block.
         inner = at[rows]
         require(not data.bytes[inner].any())
         at[rows] = inner + 1
@@ -578,7 +578,7 @@ def _count_items(data: Data, at: Places) -> Places:
     counts = data.longs(at)
     rows = np.flatnonzero(counts < 0)
     if rows.size:
-        # The size of the block in bytes follows, which only helps to skip it.
+        # The block's size in bytes follows. Readers need it only to skip the block.
         inner = at[rows]
         data.longs(inner)
         at[rows] = inner
@@ -608,7 +608,7 @@ def skipper(node: Node) -> Skip:
         case Primitive(kind="boolean"):
             return _booleans
         case Primitive(kind="string"):
-            # The text is read, because a value with bytes that are no text is invalid.
+            # Read the text, because a value whose bytes are not UTF-8 is invalid.
             return _strings
         case Primitive(kind="bytes"):
             return Data.move_over_bytes

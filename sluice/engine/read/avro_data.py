@@ -1,8 +1,7 @@
-"""Reads single values in Avro, strictly: what is wrong is an error with its path in the value.
+"""Reads single Avro values strictly. An error has the path of the invalid part in the value.
 
-A value is read as it is written: without its logical types, of which `values.avro_values` makes
-exact values. For a union of several types, the value is a pair of the number of its type and the
-value itself.
+Logical types are not applied: `values.avro_values` then converts the values exactly. A value of a
+union of several types becomes a pair: the number of its type, and the value itself.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class AvroDataError(ValueError):
         self.path = path
 
     def within(self, place: str) -> AvroDataError:
-        """Return the error with the path from a value that holds this one."""
+        """Return the same error, with the path seen from the enclosing value."""
         return AvroDataError(self.problem, f"{place}{self.path}")
 
 

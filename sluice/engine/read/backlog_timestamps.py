@@ -63,12 +63,15 @@ def _listed(
     partitions: Iterable[Partition],
     which: OffsetSpec,
 ) -> dict[TopicPartition, ListOffsetsResultInfo]:
-    """Return what Kafka lists for committed records: open transactions wait for the next run."""
+    """Return the offsets that Kafka lists for committed records.
+
+    Records of open transactions wait for the next run.
+    """
     admin = silent_admin(kafka)
     places = [TopicPartition(*partition) for partition in partitions]
     with kafka_errors("Reading the topics' offsets", kafka):
-        # A client that asks for offsets before it is connected may find the partitions' leaders one
-        # to three seconds later. So the first request is one that waits for the connection.
+        # If a client requests offsets before it is connected, it may find the partitions' leaders
+        # only after one to three seconds. So first make a request that waits for the connection.
         admin.describe_cluster(request_timeout=TIMEOUT_S).result(TIMEOUT_S)
         return list_offsets(admin, places, which, TIMEOUT_S)
 
@@ -115,7 +118,7 @@ class KafkaTimestamps:
         return min(latest, _LAST_MS)
 
     def read(self, starts: Offsets, count: int) -> Mapping[Partition, Stretch]:
-        """Read at least `count` records of each partition from its start, or all of the backlog."""
+        """Read each partition from its start: at least `count` records, or the whole backlog."""
         read: dict[Partition, list[tuple[int, int]]] = {partition: [] for partition in starts}
         for partition, messages, offsets in self._records(starts, count):
             read[partition] += zip(offsets.tolist(), timestamps_of(messages).tolist(), strict=True)
@@ -153,7 +156,7 @@ class KafkaTimestamps:
         return DataSize(size / count, compressed_size / count)
 
     def _records(self, starts: Offsets, count: int) -> Iterator[PartitionRecords]:
-        """Yield `count` or more records of each partition from its start, or all of the backlog."""
+        """Yield each partition's records from its start: `count` or more, or its whole backlog."""
         ranges: list[Range] = []
         for partition, offset in starts.items():
             ranges.append(Range(*partition, offset, self.ends[partition]))
@@ -162,7 +165,7 @@ class KafkaTimestamps:
             yield records
             counts[records.partition] += len(records.messages)
             if counts[records.partition] >= count:
-                # While the client waits for another partition, it would go on with this one, up to
-                # its end.
+                # Otherwise, the client would fetch the rest of this partition while it waits for
+                # another one.
                 self.reader.leave(records.partition)
         self.reader.pause()

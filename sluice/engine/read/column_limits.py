@@ -22,9 +22,9 @@ Check: TypeAlias = Callable[[pa.Array], None]
 
 
 def without_limits(kind: inspect.Type) -> tuple[inspect.Type, Check | None]:
-    """Return a type without its limits, and what checks them; None for a type without limits.
+    """Return a type without its limits, and the function that checks them; None without limits.
 
-    Limits that Arrow would check in another way stay: patterns, and multiples of a number.
+    Limits that Arrow would check differently stay in the type: patterns, and multiples of a number.
     """
     match kind:
         case inspect.IntType(multiple_of=None) | inspect.FloatType(multiple_of=None):
@@ -76,7 +76,7 @@ def _check_lengths(kind: inspect.StrType | inspect.BytesType, column: pa.Array) 
 
 
 def choices_of(kind: inspect.Type) -> list[Any]:
-    """Return the values of a Literal or an Enum; nothing for another type."""
+    """Return the values of a Literal or an Enum of one type; empty for another type."""
     if isinstance(kind, inspect.LiteralType | inspect.EnumType):
         return choice_values(kind)
     return []
@@ -90,7 +90,7 @@ def struct_of(columns: Mapping[str, pa.Array], names: list[str]) -> pa.Array:
 def maps_of(rows: npt.NDArray[np.int64], count: int, keys: pa.Array, values: pa.Array) -> pa.Array:
     """Return a column of maps, from entries in the order of their rows.
 
-    Raises UnsureError if a map has a key twice, of which the last one counts.
+    Raises UnsureError if a map has a key twice: only the last of its values would count.
     """
     codes = keys.dictionary_encode().indices.to_numpy(zero_copy_only=False).astype(np.int64)
     places = rows * (len(keys) + 1) + codes

@@ -107,7 +107,7 @@ class ValueDecoder:
         return JsonColumns.of(self.source)
 
     def runs(self, texts: pa.Array, headers: pa.Array | None = None) -> Iterable[TextRun]:
-        """Divide a batch's texts into runs decoded to columns already, and runs to decode singly.
+        """Divide a batch's texts into runs decoded to columns, and runs to decode one by one.
 
         `headers` are the headers of the records. Raises RegistryAway.
         """
@@ -128,7 +128,7 @@ class ValueDecoder:
     def mostly_columns(
         self, texts: pa.Array, keys: pa.Array, headers: pa.Array
     ) -> tuple[pa.Array, pa.RecordBatch, list[RejectedRecord]] | None:
-        """Decode the values to columns, apart from those that name no schema, which are rejected.
+        """Decode the values to columns, and reject the values that name no schema.
 
         Return the rows of the decoded values, the values, and the dead letters of the other rows;
         None if the values have to be decoded one by one. Raises RegistryAway.
@@ -147,7 +147,7 @@ class ValueDecoder:
             texts.take(others).to_pylist(), keys.take(others), headers.take(others)
         )
         if kept:
-            # A null value may be valid.
+            # Some of these values are nulls and valid, so they need rows, too.
             return None
         rejected: list[RejectedRecord] = []
         for letter in dead_letters:
@@ -177,7 +177,10 @@ class ValueDecoder:
 
     @cached_property
     def _envelope(self) -> DebeziumEnvelope | None:
-        """What takes the rows out of Debezium's envelopes; None for values without envelopes."""
+        """Return the reader of the rows in Debezium's envelopes.
+
+        Return None for values without envelopes.
+        """
         decode = self._author
         return decode if isinstance(decode, DebeziumEnvelope) else None
 
@@ -244,15 +247,15 @@ class ValueDecoder:
         inputs: Sequence[Any],
         decode: Callable[[Any], Any] | None = None,
     ) -> DecodedValues:
-        """Decode values. `inputs` is what the function takes of each value, which may be None."""
+        """Decode values. `inputs` has the function's argument for each value; it may be None."""
         values: list[Any] = []
         dead_letters: list[RejectedRecord] = []
         decode = decode or self._decode_value
         if self.source.keeps_nulls:
             decode = partial(_unless_null, decode)
         texts = iter(inputs)
-        # One `try` around the loop costs less than a `try` for each value. The loop
-        # continues after a value that fails.
+        # One `try` around the loop costs less than a `try` for each value. The outer loop continues
+        # after a value that fails.
         while len(values) + len(dead_letters) < len(raw):
             try:
                 for text in texts:
@@ -422,7 +425,7 @@ class ValueDecoder:
     def _unproved(
         self, texts: list[bytes | None], decoded: DecodedValues
     ) -> Iterator[tuple[int, bytes]]:
-        """Yield the place and JSON of each value whose number of quotation marks proves nothing."""
+        """Yield the place and JSON of each value that counting quotation marks cannot clear."""
         count_quotes = self._count_quotes
         for place, (row, value) in enumerate(zip(decoded.rows, decoded.values, strict=True)):
             text = texts[row]
@@ -436,8 +439,8 @@ class ValueDecoder:
 
         This counts quotation marks instead of parsing the JSON again: 1 µs instead of 6 µs for a
         record of five fields. The fields and strings of a value determine the least number of
-        quotation marks in its JSON. If all texts of the batch together have the sum of these
-        numbers, then no text has an additional field.
+        quotation marks in its JSON. If the batch's texts together have just the sum of these
+        numbers, no text has an additional field.
         """
         if self._count_quotes is None:
             return False
@@ -497,7 +500,7 @@ class ValueDecoder:
             return max(map(len, filter(None, raw)), default=0) <= LONGEST_NAME
         try:
             refuse_long_strings(_encode(values))
-        except Exception:  # an author's decoder may return values of any type
+        except Exception:  # An author's decoder may return values of any type.
             return False
         return True
 
@@ -532,7 +535,10 @@ class ValueDecoder:
 
     @cached_property
     def _doubles(self) -> list[tuple[str, Callable[[Sequence[Any]], list[float | None]]]]:
-        """The doubles that an author's code may have set to NaN or infinity. JSON has neither."""
+        """The doubles that an author's code may have set to NaN or infinity, which JSON lacks.
+
+        For each: its path, and the function that collects it from values.
+        """
         if not self._is_by_author or self.source.contract is None:
             return []
         return self._collectors(msgspec.inspect.FloatType)
@@ -589,7 +595,7 @@ class ValueDecoder:
     def _decimals(
         self,
     ) -> list[tuple[str, Amounts, Callable[[Sequence[Any]], list[Decimal | None]]]]:
-        """Each decimal's path, its digits, and the function that collects it from values."""
+        """Return each decimal's path and digits, and the function that collects it from values."""
         decimals: list[tuple[str, Amounts, Callable[[Sequence[Any]], list[Decimal | None]]]] = []
         for part in contract_parts.parts_of(self.source.value_class):
             if part.digits is not None:

@@ -24,9 +24,8 @@ def refuse_duplicates(text: bytes) -> Any:
         value = _decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _without_duplicates(text)
-    # msgspec takes the last of two fields with the same name. If the JSON that it writes of the
-    # value has as many strings as the text, it has dropped no field. This takes a fifth of the
-    # time.
+    # msgspec takes the last of two fields with the same name. If msgspec's own JSON of the value
+    # has as many strings as the text, no field was dropped. This check takes a fifth of the time.
     is_sure = _count_quotes(_encode(value)) == _count_quotes(text)
     return value if is_sure else _without_duplicates(text)
 
@@ -38,7 +37,7 @@ _AT_ONCE = 500
 def perhaps_ambiguous(texts: Sequence[bytes]) -> Iterator[int]:
     """Return the indices of the texts that may be nested too deep or have a field twice.
 
-    All texts must be valid JSON. Looking at many texts at once takes half of the time of
+    All texts must be valid JSON. Checking many texts at once takes half as long as calling
     `refuse_duplicates` for each of them.
     """
 
@@ -49,7 +48,7 @@ def perhaps_ambiguous(texts: Sequence[bytes]) -> Iterator[int]:
 
 
 def _are_plain(texts: Sequence[bytes]) -> bool:
-    """Return whether no text is nested too deep or has a field twice; False if this is not sure."""
+    """Return whether certainly no text is nested too deep or has a field twice."""
     if not all(map(is_surely_shallow, texts)):
         return False
     joined = b"[%b]" % b",".join(texts)
@@ -77,7 +76,7 @@ def _without_duplicates(text: bytes) -> Any:
             raise DuplicateField(counted.most_common(1)[0][0])
         return dict(fields)
 
-    # Numbers stay text, because int() raises an error for a number of thousands of digits.
+    # Keep numbers as text, because `int` raises an error for thousands of digits.
     return json.loads(text.decode(), object_pairs_hook=pairs, parse_int=str, parse_float=str)
 
 

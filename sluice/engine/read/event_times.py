@@ -15,7 +15,7 @@ Problems = list[tuple[str, str] | None]
 def invalid_times(decoder: ValueDecoder, times: pa.Array, clock: int) -> Problems:
     """Return, for each event time, the reason why it is invalid, or None.
 
-    An empty list if all times are valid.
+    The list is empty if all times are valid.
 
     `clock` is the time at which the batch began, in epoch ms.
     """
@@ -35,8 +35,8 @@ def invalid_times(decoder: ValueDecoder, times: pa.Array, clock: int) -> Problem
 
 _EARLIEST_ASSUMED = 100_000_000_000
 """March 1973, in epoch ms. If the pipeline does not declare the unit of a time, milliseconds are
-assumed. Times before March 1973 are then invalid, because a present time that is in fact in seconds
-looks like such a time."""
+assumed, and times before March 1973 are invalid. Otherwise, a present time in seconds would be
+taken for a time in January 1970."""
 
 
 def earliest_valid_time(decoder: ValueDecoder) -> int:
@@ -64,7 +64,7 @@ def _invalid_time(time: int | None, latest: int, assumed_ms: str | None) -> tupl
 
 
 def _shown(time: int) -> str:
-    """Return a time for a person, as far as Python knows it."""
+    """Format a time for a message: in UTC, or in epoch ms if Python cannot represent it."""
     if time >= AFTER_LAST:
         return f"{time} ms"
     return utc_datetime(time).replace(tzinfo=None).isoformat(" ", "milliseconds") + " UTC"

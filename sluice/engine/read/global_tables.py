@@ -44,7 +44,8 @@ class TableReader(RecordReader):
     with_headers: frozenset[str] = frozenset()
     """The topics of the tables that keep headers."""
     keyed: bool = False
-    """Whether the reader of streams rejects records whose Kafka key cannot be a key."""
+    """Whether records are rejected if their Kafka key cannot be a key. The reader of streams does
+    this, too."""
 
     columns = (
         "group_id INT, key STRING, window_start BIGINT, window_end BIGINT, value STRING, "
@@ -75,8 +76,8 @@ class TableReader(RecordReader):
             global_stores[topic] = table.store
             if table.keeps_headers:
                 with_headers.add(topic)
-        # Some joins need the order of records, so they read these tables as streams, too. The
-        # records of such a table are counted only by the reader of streams.
+        # Some joins need the order of records, so they read these tables as streams, too. Only the
+        # reader of streams counts the records of such a table.
         uncounted = frozenset(source.topic for source in job.streams)
         return cls(
             side_outputs, job.pipeline.dead_letters, decoders, groups,
@@ -99,7 +100,7 @@ class TableReader(RecordReader):
         applied: list[Any] = []
         records: list[int] = []
         for place, (row, value) in enumerate(zip(rows, values, strict=True)):
-            # The reader of streams makes the dead letters of these records.
+            # The reader of streams makes the dead letters of these records, so skip them here.
             if place in counted_as_rejected:
                 continue
             if place in unfit:
@@ -193,7 +194,7 @@ class TableReader(RecordReader):
 def _texts(decoder: ValueDecoder, values: list[Any]) -> pa.Array:
     """Return the values as JSON, or null for a null."""
     present = decoder.columns.json(without_nulls(values))
-    # The index of each value in `present`; null for a value that is null.
+    # For each value, its index in `present`, or null for a null.
     places: list[int | None] = []
     count = 0
     for value in values:

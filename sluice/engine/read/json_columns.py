@@ -1,9 +1,9 @@
 """Decodes the JSON of many values at once to columns, with Arrow's reader of JSON.
 
-This takes half the time of an object for each value. But Arrow also accepts JSON that a contract
-refuses, and its errors do not say which value is wrong. `JsonColumns` therefore gives the values of
-texts only if it can prove that `ValueDecoder` would accept the texts and give the same columns. All
-other texts are left to `ValueDecoder`.
+This takes half the time of decoding each value to an object. But Arrow also accepts JSON that a
+contract refuses, and its errors do not say which value is wrong. `JsonColumns` therefore returns
+the values of texts only if it can prove that `ValueDecoder` would accept the texts and give the
+same columns. All other texts are left to `ValueDecoder`.
 """
 
 from __future__ import annotations
@@ -58,18 +58,18 @@ from sluice.values.json_limits import MOST_LEVELS
 from sluice.values.registry_formats import RegistryFormat
 
 _FEWEST = 100
-"""For fewer texts, starting Arrow's reader takes longer than decoding the texts one by one."""
+"""Fewer texts are decoded one by one, because starting Arrow's reader would take longer."""
 PIECE = 4_000
-"""How many texts are read at once. One invalid text makes a whole piece slow, and each piece takes
-the time of about 250 texts for itself."""
+"""How many texts are read at once. One invalid text makes a whole piece slow, and each piece has a
+fixed cost: the time of about 250 texts."""
 _MOST_MISSES = 3
-"""After so many pieces in a row that cannot be read, most pieces probably cannot be read, so no
-more are tried."""
+"""After this many pieces in a row that cannot be read, no more pieces are tried, because most of
+them probably cannot be read, either."""
 _SAMPLE_EVERY = 100
-"""Every so many texts, one is looked at for fields that the contract lacks."""
+"""Of this many texts, one is examined for fields that the contract lacks."""
 _MOST_PARTS = 500
-"""The most fields that Arrow reads: each needs memory for all texts, even if few of them have
-it."""
+"""The most fields that Arrow reads. Each field needs memory for all texts, even if few texts have
+the field."""
 
 
 class TextRun(NamedTuple):
@@ -87,9 +87,10 @@ def text_runs(
     read: Callable[[int, int], pa.RecordBatch | None],
     size_of_piece: Callable[[], int] = lambda: PIECE,
 ) -> Iterator[TextRun]:
-    """Read a batch's texts in pieces, and join pieces that could be read, or could not be read.
+    """Read a batch's texts in pieces.
 
-    `read` gets the beginning and the size of a piece, and returns its values if it could be read.
+    Join adjacent pieces if all of them, or none of them, could be read. `read` gets the beginning
+    and the size of a piece, and returns its values if it could be read.
     """
     begin, start, read_pieces = 0, 0, list[pa.RecordBatch]()
     while start < count:
@@ -197,7 +198,7 @@ class JsonColumns:
         return parse(lines, self._schema, "error")
 
     def _schema_with_unknown_fields(self, sample: pa.Array) -> pa.Schema:
-        """Return the fields of the contract, and those that some of the texts have besides."""
+        """Return the fields of the contract, and the other fields of some of the texts."""
         # Arrow would crash if the unknown fields were nested very deep.
         for text in sample.to_pylist():
             require(text.count(b"[") + text.count(b"{") <= MOST_LEVELS)
@@ -230,8 +231,8 @@ class JsonColumns:
     def _require_no_amounts_as_text(self, lines: pa.Buffer, strings: int) -> None:
         """Raise UnsureError if an amount may be a text, because Arrow does not check its form.
 
-        `strings` is the number of names and strings that the fields of the contract surely have in
-        the lines.
+        `strings` is the least number of names and strings that the contract's fields have in the
+        lines.
         """
         if not self._amounts or count_of(lines, '"') == 2 * strings:
             return
@@ -294,10 +295,12 @@ def _count_in_values(kind: inspect.Type, values: pa.Array) -> int:
             require_all(pc.is_in(values, pa.array(choice_values(kind), values.type)))
         case inspect.FloatType():
             require_all(pc.is_finite(values))
-            # The decoder reads -0 as 0.0, but -0.0 as -0.0. Arrow reads both as -0.0.
+            # The decoder reads the text -0 as 0.0, and the text -0.0 as -0.0. Arrow reads both as
+            # -0.0.
             require(not (np.signbit(values) & np.equal(values, 0)).any())
         case inspect.Metadata() if (declared := digits_of(kind)) is not None:
-            # Arrow compares the digits with the precision before it adds the zeros of the scale.
+            # Arrow checks the precision before it pads the number to the scale, so check the range
+            # here.
             precision, scale = declared
             largest = Decimal((0, (9,) * precision, -scale))
             require_between(values, -largest, largest)

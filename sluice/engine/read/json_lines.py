@@ -1,4 +1,4 @@
-"""Parses many JSON objects at once with Arrow's reader of JSON, and checks what it does not check.
+"""Parses many JSON objects at once with Arrow's JSON reader, and makes the checks that it lacks.
 
 Arrow also accepts texts that are no valid values. Each function here raises UnsureError, or one of
 Arrow's errors, if any of the values may be invalid; the values are then decoded one by one.
@@ -47,10 +47,10 @@ def require_between(numbers: pa.Array, least: int | Decimal, most: int | Decimal
 
 
 def lines_of_objects(texts: pa.Array) -> pa.Buffer:
-    """Return texts as lines, each of which looks like one object of valid Unicode."""
-    # Each text begins and ends like an object. If all of them together are as many objects,
-    # each is one object: no object can go on in the next text, because no comma is between
-    # them.
+    """Join texts to lines, and check that each text looks like one JSON object of valid Unicode."""
+    # Each text begins and ends like an object. If Arrow then finds as many objects as texts, each
+    # text is one object: an object cannot continue in the next text, because there is no comma
+    # between them.
     for is_so in (texts.is_valid(), pc.starts_with(texts, b"{"), pc.ends_with(texts, b"}")):
         require_all(is_so)
     require(pc.max(pc.binary_length(texts)).as_py() <= LONGEST_NAME)
@@ -83,7 +83,7 @@ def lines_of(texts: pa.Array) -> pa.Buffer:
 def parse(lines: pa.Buffer, schema: pa.Schema, unknown_fields: str) -> pa.Table:
     options = arrow_json.ReadOptions(use_threads=False, block_size=lines.size + 1)
     parsing = arrow_json.ParseOptions(schema, unexpected_field_behavior=unknown_fields)
-    # `read_json` would start a thread for each call, which takes the time of 70 texts.
+    # `read_json` would start a thread for each call, which takes as long as reading 70 texts.
     return arrow_json.open_json(pa.BufferReader(lines), options, parsing).read_all()
 
 
@@ -102,12 +102,12 @@ def days_of(texts: pa.Array) -> pa.Array:
 def times_of(texts: pa.Array, *, is_utc: bool) -> pa.Array:
     """Return the times of texts. Either none of them has a zone, or each has the zone Z.
 
-    `is_utc` says whether a time without a zone is in UTC.
+    `is_utc`: whether a time without a zone is in UTC.
     """
     zone = "Z" if pc.all(pc.ends_with(texts, "Z")).as_py() else ""
     require(bool(zone) or is_utc)
     require_all(pc.greater_equal(pc.binary_length(texts), _SHORTEST_TIME + len(zone)))
-    # Arrow refuses a text with a zone for a type without a zone, and the reverse.
+    # Arrow raises an error if only the text, or only the type, has a zone.
     times = texts.cast(pa.timestamp("us", "UTC" if zone else None)).cast(TIME)
     per_day = SECONDS_OF_DAY * 1_000_000
     require_between(times.cast(pa.int64()), FIRST_DAY * per_day, LAST_DAY * per_day)

@@ -1,4 +1,4 @@
-"""Which contracts Arrow's reader of JSON can read, and in which types."""
+"""Decides which contracts Arrow's JSON reader can read, and in which Arrow types."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TIME = pa.timestamp("us", "UTC")
 
 
 def is_more_than_fields(kind: ObjectType) -> bool:
-    """Return whether the class has a tag or code that checks or changes its values."""
+    """Return whether the class has a tag, or code that checks or changes its values."""
     if isinstance(kind, inspect.StructType) and (kind.tag_field is not None or kind.array_like):
         return True
     return hasattr(kind.cls, "__post_init__")
@@ -34,10 +34,7 @@ def may_be_null(kind: inspect.Type) -> bool:
 
 
 def may_be_missing(each: inspect.Field) -> bool:
-    """Return whether a field that is missing is null.
-
-    Arrow cannot tell a field that is missing from one that is null.
-    """
+    """Return whether a missing field counts as null. Arrow cannot distinguish the two."""
     return (
         may_be_null(each.type) and not each.required and each.default in (None, msgspec.NODEFAULT)
     )

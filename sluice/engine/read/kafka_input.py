@@ -36,8 +36,8 @@ class KafkaInput:
     def read(
         self, partitions: Mapping[str, int], task: Chain, columns: StructType | str
     ) -> DataFrame:
-        """Return the rows that a task makes of the committed records of the batch."""
-        # A topic may have thousands of partitions, and each task has a cost, even one without
+        """Return the rows that the task's steps compute from the batch's committed records."""
+        # A topic may have thousands of partitions, and each task has a cost, even if it has no
         # records.
         most = max(MOST_TASKS, _TASKS_PER_CORE * self.spark.sparkContext.defaultParallelism)
         count = min(sum(partitions.values()), most)
@@ -45,10 +45,10 @@ class KafkaInput:
         return self._task_numbers(count).mapInArrow(Chain((records, task)).__call__, columns)
 
     def _task_numbers(self, count: int) -> DataFrame:
-        """Return the stream of the tasks' numbers: each of a batch's `count` tasks gets one.
+        """Return a stream of task numbers.
 
-        The number tells a task which ranges of the batch's plan it reads, so executors need no file
-        of the driver.
+        Each of a batch's `count` tasks gets one number, which tells the task the ranges of the
+        batch's plan that it reads. Executors therefore need no file of the driver.
         """
         options = {"rowsPerBatch": str(count), "numPartitions": str(count)}
         return (

@@ -1,7 +1,7 @@
 """The first step of the streaming query: reads the ranges of a batch's plan from Kafka.
 
-The stream only has the tasks' numbers, which say which of the ranges a task reads. If Spark's own
-source read the records, each record would cost three times as much CPU time, most of it in Java
+The stream only has the tasks' numbers, which determine the ranges that each task reads. If Spark's
+own source read the records, each record would cost three times as much CPU time, most of it in Java
 code that is compiled anew in every run.
 """
 
@@ -29,17 +29,17 @@ RECORDS = pa.schema([
     ("headers", pa.string()), ("leader_epoch", pa.int32()),
 ])  # fmt: skip
 """The columns of records. Headers are JSON with values in base64, or null for a record without
-headers: Arrow lists are slow even for records without headers. The leader epoch is Kafka's number
-of the broker's leadership under which the record was written; null if it is unknown."""
+headers: Arrow lists are slow even for records without headers. The leader epoch is the number of
+the partition leader's term in which the record was written; null if it is unknown."""
 _SETTINGS = {
-    # The most memory that records need which a task has not asked for yet. The client fetches as
-    # long as it has less, and a compressed fetch may be several times as large in memory.
+    # The most memory for fetched records that the task has not taken yet. The client keeps fetching
+    # while it has less, and a compressed fetch may be several times as large in memory.
     "queued.max.messages.kbytes": 4_096,
     "max.partition.fetch.bytes": 1_048_576,
 }
 _MOST_ROWS, _MOST_BYTES = 4_000, 4_194_304
-"""About how many rows and bytes a record batch has. The reader returns few messages at once, and
-decoding takes some time for each record batch."""
+"""About how many rows and bytes a record batch has. The reader returns only few messages at once.
+They are gathered, because each record batch has a fixed cost when it is decoded."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ class KafkaRecords(TaskOfBatch):
     kafka: Mapping[str, str] = field(repr=False)
     topics: frozenset[str]
     tasks: int
-    """The number of tasks among which the batch's partitions are divided."""
+    """The number of tasks between which the batch's partitions are divided."""
 
     @override
     def run(self, batches: Iterator[pa.RecordBatch], task: RunningTask) -> Iterator[pa.RecordBatch]:
         ranges = [part for part in task.start.ranges if part.topic in self.topics]
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                # The stream would number the tasks of several batches one after the other.
+                # The stream numbers the tasks of successive batches consecutively.
                 yield from read_ranges(self.kafka, ranges[number % self.tasks :: self.tasks])
 
 
@@ -97,7 +97,7 @@ def _record_batch(records: PartitionRecords) -> pa.RecordBatch:
 
 def _leader_epochs(messages: Sequence[Message]) -> pa.Array:
     # A partition's leader epochs never decrease, so if the first and the last message have the same
-    # epoch, the messages between them need not be asked.
+    # epoch, all messages between them have it, too.
     first, last = messages[0].leader_epoch(), messages[-1].leader_epoch()
     if first == last:
         return pa.repeat(pa.scalar(first, pa.int32()), len(messages))

@@ -19,8 +19,8 @@ def with_matching_topics(
 ) -> Job:
     """Return the job with the topics that match its patterns and exist or have been read.
 
-    A topic that the generation `known` has read stays in the job even if it is gone, so that
-    `SourceIdentity.check` reports it. Raises the same errors as `matched_job`.
+    A topic that the generation `known` has read stays in the job even if it is gone:
+    `SourceIdentity.check` then reports it. Raises the same errors as `matched_job`.
     """
     if not job.unmatched_patterns:
         return job

@@ -7,7 +7,7 @@ several small batches give the same results as one large batch.
 A batch ends at a time T: it takes all records with a sequence below T. Kafka's index of timestamps
 finds a suitable T in a few requests. But the index includes transaction markers and aborted
 records, which readers of committed records do not see and whose timestamps may be years later than
-the neighbouring records' timestamps. The search therefore goes on in the records themselves, from
+the neighbouring records' timestamps. The search therefore continues in the records themselves, from
 the offset that the index gives.
 """
 
@@ -27,8 +27,8 @@ from sluice.values.record_places import Partition
 Offsets = Mapping[Partition, int]
 
 _ENOUGH = 0.9
-"""The search with the index ends when a batch has at least this share of the number at which the
-search aims."""
+"""The search with the index ends when a batch has at least this share of the intended number of
+records."""
 _MOST_AIM = 0.85
 """The search first aims at batches of equal size with at most this share of the maximum number of
 records."""
@@ -58,7 +58,7 @@ class Timestamps(Protocol):
         """Return an upper bound of the records' timestamps."""
 
     def read(self, starts: Offsets, count: int) -> Mapping[Partition, Stretch]:
-        """Read at least `count` records of each partition from its start, or all of the backlog."""
+        """Read each partition from its start: at least `count` records, or the whole backlog."""
 
 
 @dataclass
@@ -86,7 +86,7 @@ class Backlog:
     def batches(self, most_records: Callable[[], int]) -> Iterator[Offsets]:
         """Yield the end offsets of the batches that together read the whole backlog.
 
-        A batch has at most as many records as `most_records` says when its end is searched.
+        `most_records` is called for each batch, and returns its maximum number of records.
         """
         most = most_records()
         if self.size > most:
@@ -126,8 +126,9 @@ class Backlog:
 
         Return None if the index does not help.
 
-        This is a binary search for the time at which the batch ends: by the index, a batch that
-        ends at time `low` has too few records, and a batch that ends at time `high` has too many.
+        This is a binary search for the time at which the batch ends: according to the index, a
+        batch that ends at time `low` has too few records, and a batch that ends at time `high` has
+        too many.
         """
         low, high, low_count, high_count = self._since, self._latest + 1, 0, self.size
         best: Offsets = {}
@@ -150,8 +151,8 @@ class Backlog:
     def _limited_to_backlog(self, time: int, index: Offsets) -> dict[Partition, int]:
         """Return the index's offsets, limited to the backlog.
 
-        If a partition has had a timestamp of at least `time` before its position, the batch takes
-        no records from it: their sequences are at least `time`, too.
+        If a partition had a timestamp of at least `time` before its position, the batch takes no
+        records from it: their sequences are at least `time`, too.
         """
         limited: dict[Partition, int] = {}
         for partition in self.partitions:
@@ -189,8 +190,8 @@ class Backlog:
             if spare < 0:
                 return None
             # Usually the first record from the index's offset on has a timestamp of at least
-            # `time`. Otherwise the offset belongs to a transaction's marker or to aborted records,
-            # so many records are read at once.
+            # `time`. Otherwise, the offset belongs to a transaction's marker or to aborted records.
+            # Then read many records at once.
             count = _READ_AT_ONCE
         self._since = time
         return ends
@@ -212,8 +213,8 @@ class Backlog:
             incomplete = [partition_read for partition_read in read if not partition_read.complete]
             if not incomplete:
                 return dict(self.ends)
-            # The next records in the order are in the partition with the lowest
-            # sequence, so read more of this partition.
+            # The next records to process are in the partition with the lowest sequence, so read
+            # more of this partition.
             behind = min(incomplete, key=lambda partition_read: partition_read.sequence)
             starts: dict[Partition, int] = {}
             for partition_read in incomplete:
@@ -261,14 +262,14 @@ class _PartitionRead:
         self.complete = stretch.complete
 
     def end_after(self, count: int) -> int:
-        """Return the end offset of a batch that takes the first `count` records."""
+        """Return the partition's end offset for a batch that takes the first `count` records."""
         if count < len(self.offsets):
             return int(self.offsets[count])
         return self.end if self.complete else self.next
 
 
 def _certain_sequences(read: list[_PartitionRead]) -> list[Integers]:
-    """Return the sequences of each partition's first records: those before all unread records.
+    """Return the sequences of each partition's records that come before all unread records.
 
     Only the order of these records is certain. An unread record may come before any of the other
     records that were read.

@@ -1,9 +1,9 @@
-"""Decodes the messages of Protobuf of many values at once to columns, with NumPy.
+"""Decodes many Protobuf messages at once to columns, with NumPy.
 
 As with Avro (see `avro_columns`), all values are in one buffer, with a place in it for each. The
 fields of a message may come in any order, so the values are read in rounds: in each round, every
-value has one field read, and the values with the same field are read together. Columns count only
-if all values are proven to be valid.
+value has one field read, and the values with the same field are read together. The columns are used
+only if all values are proven to be valid.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _WIRES = {
     9: _BYTES, 11: _BYTES, 12: _BYTES, 13: _VARINT, 14: _VARINT, 15: _FOUR, 16: _EIGHT,
     17: _VARINT, 18: _VARINT,
 }  # fmt: skip
-"""Number of a type in Protobuf's descriptors → how its values are written."""
+"""Number of a type in Protobuf's descriptors → the wire type of its values."""
 
 
 class Found(NamedTuple):
-    """Where a field occurs: the values' rows, and the number, or begin and end, of each."""
+    """The places of a field: the values' rows, and each number, or begin and end of its bytes."""
 
     rows: Places
     numbers: npt.NDArray[np.uint64]
@@ -57,7 +57,7 @@ class Found(NamedTuple):
 
 
 Make: TypeAlias = Callable[[Data, Found, int], pa.Array]
-"""Makes the column of a field for so many values, from all places where it occurs."""
+"""Makes a field's column for this many values, from all places where the field occurs."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,10 @@ class ProtoColumns:
 
 
 def _require_one_of(oneof: Any, found: dict[int, Found]) -> None:
-    """Raise UnsureError if a value has several fields of a oneof, of which the last one counts."""
+    """Raise UnsureError if a value has several fields of a oneof.
+
+    Only the last of them would count.
+    """
     rows: list[Places] = []
     for field in oneof.fields:
         if field.number in found:
@@ -111,13 +114,14 @@ def _makes(descriptor: Any, contract: ObjectType) -> dict[str, tuple[int, Make]]
     for each in contract.fields:
         field = fields.get(each.encode_name)
         if field is None:
-            # Numbers of fields begin with 1, so nothing is found of a field that the writer lacks.
+            # The writer lacks this field. No field has the number 0, so no data will be found for
+            # it.
             makes[each.encode_name] = 0, _missing(constant(each))
             continue
         if field.has_default_value:
             raise NotColumnarError
         if field.has_presence and not field.is_repeated and not each.required:
-            # A field that is not there gets the default of the class.
+            # A missing field gets the default of the class.
             if each.default is not None or not may_be_null(each.type):
                 raise NotColumnarError
         makes[each.encode_name] = field.number, _make(field, each.type)
@@ -129,7 +133,7 @@ def _missing(default: pa.Scalar) -> Make:
 
 
 def _scan(descriptor: Any, data: Data, begins: Places, ends: Places) -> dict[int, Found]:
-    """Return where the fields of messages between these places occur, by their numbers."""
+    """Return field number → the places of this field, in the messages between these places."""
     fields = {field.number: field for field in descriptor.fields}
     parts: dict[int, list[Found]] = {}
     at = begins.copy()
@@ -164,7 +168,7 @@ def _scan(descriptor: Any, data: Data, begins: Places, ends: Places) -> dict[int
 
 
 def _passed(data: Data, rows: Places, at: Places, wire: int) -> Found:
-    """Move the places over a field, and return where it is."""
+    """Move the places over a field, and return the field's places."""
     numbers = np.zeros(len(rows), np.uint64)
     if wire == _VARINT:
         begins = at
@@ -184,7 +188,7 @@ def _passed(data: Data, rows: Places, at: Places, wire: int) -> Found:
 
 
 def _unpacked(data: Data, found: Found, wire: int | None) -> Found:
-    """Return the places of numbers that are written one after the other in each of these places."""
+    """Return the places of the numbers in packed fields."""
     sizes = found.ends - found.begins
     starts = np.cumsum(sizes) - sizes
     bytes_at = np.arange(int(sizes.sum())) + np.repeat(found.begins - starts, sizes)
@@ -197,7 +201,7 @@ def _unpacked(data: Data, found: Found, wire: int | None) -> Found:
     if not len(bytes_at):
         return _NOTHING
     is_last = data.bytes[bytes_at] <= 0x7F
-    # A number must not go on in the next place.
+    # A number must not continue beyond its field.
     require(bool(is_last[(starts + sizes - 1)[sizes > 0]].all()))
     places = np.flatnonzero(is_last)
     begins = bytes_at[np.concatenate(([0], places[:-1] + 1))]
@@ -216,7 +220,7 @@ def _joined(parts: list[Found]) -> Found:
 
 
 def _check(field: Any, data: Data, found: Found) -> None:
-    """Raise UnsureError if a field, which a contract need not have, may be invalid."""
+    """Raise UnsureError if a field may be invalid. The contract need not have the field."""
     if field.type == 9:
         _texts(data, found)
     elif field.type == 11:
@@ -266,7 +270,7 @@ def _optional(values: Values, *, is_required: bool) -> Make:
 
 
 def _with_default(values: Values, field: Any, kind: inspect.Type) -> Make:
-    """Return the function for a field that is not written if it has its default."""
+    """Return the function for a field that is left out if it has its default value."""
     _, check = without_limits(kind)
     choices = choices_of(kind)
 
@@ -279,7 +283,7 @@ def _with_default(values: Values, field: Any, kind: inspect.Type) -> Make:
         if field.enum_type is not None:
             default = field.enum_type.values_by_number[default].name
         elif pa.types.is_decimal(written.type):
-            raise UnsureError  # the empty text is no number
+            raise UnsureError  # The default is the empty text, which is not a number.
         require(not choices or default in choices)
         if check is not None:
             check(pa.array([default], written.type))
@@ -292,12 +296,15 @@ def _with_default(values: Values, field: Any, kind: inspect.Type) -> Make:
 
 
 def _require_once(rows: Places) -> None:
-    """Raise UnsureError if a value has a field twice, of which the last one counts."""
+    """Raise UnsureError if a value has a field twice. Only the last one would count."""
     require(bool((np.diff(rows) > 0).all()))
 
 
 def _maps(field: Any, kind: inspect.DictType) -> Make:
-    """Return the function for a map, which is a list of messages with a key and a value."""
+    """Return the function for a map.
+
+    Protobuf writes a map as a list of messages of key and value.
+    """
     entry = field.message_type
     if field.type != 11 or not is_entry(entry) or may_be_null(kind.value_type):
         raise NotColumnarError

@@ -1,4 +1,4 @@
-"""Messages of Protobuf as plain data, and plain data as messages."""
+"""Converts Protobuf messages to plain data, and plain data to messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BOOL, _STRING = 8, 9
 
 
 def read_indexes(data: bytes, at: int) -> tuple[tuple[int, ...], int]:
-    """Return which message a value is, as the places of messages within messages.
+    """Read the message index of a value: the places of messages within messages.
 
     Raises ValueError.
     """
@@ -59,7 +59,7 @@ def _zigzag(data: bytes, at: int) -> tuple[int, int]:
 def plain_reader(descriptor: Any) -> Plain:
     """Return the function that turns a message into plain data.
 
-    A field that the message does not have, and that says whether it is there, is left out.
+    A field with presence that the message lacks is left out.
     """
     if descriptor.full_name == TIMESTAMP:
         return _nanoseconds
@@ -67,8 +67,8 @@ def plain_reader(descriptor: Any) -> Plain:
         return lambda message: message.value
     parts: list[tuple[str, bool, Plain | None]] = []
     for field in descriptor.fields:
-        # A message that contains itself is refused when the schema is resolved.
-        # An absent field with a default of its own, as in proto2, has this default.
+        # There are no recursive messages: they are rejected when the schema is resolved. An absent
+        # field with its own default, as in proto2, has this default.
         may_be_absent = field.has_presence and not field.is_repeated
         is_left_out = may_be_absent and not field.has_default_value
         parts.append((field.name, is_left_out, _part(field)))
@@ -101,12 +101,12 @@ def _part(field: Any) -> Plain | None:
 
 
 def _key_text(key: Any) -> str:
-    """Return the key of a map as JSON has it: a number or a bool is a text."""
+    """Return the key of a map as in JSON: a number or a bool becomes a text."""
     return str(key).lower()
 
 
 def _map_key(field: Any, text: str) -> Any:
-    """Return the key of a map from its text. Raises ValueError."""
+    """Parse the key of a map from its text. Raises ValueError."""
     if field.type == _STRING or not isinstance(text, str):
         return text
     if field.type == _BOOL:
@@ -119,7 +119,7 @@ def _single(field: Any) -> Plain | None:
         return plain_reader(field.message_type)
     if field.enum_type is not None:
         names = {value.number: value.name for value in reversed(field.enum_type.values)}
-        # A number without a name stays a number, which the contract refuses only if it reads it.
+        # Keep a number that has no name. The contract rejects it only if it reads this field.
         return lambda number: names.get(number, number)
     return None
 
@@ -129,7 +129,7 @@ def _nanoseconds(message: Any) -> int:
 
 
 def index_bytes(classes: tuple[Any, ...], name: str) -> tuple[Any, bytes]:
-    """Return the class of the first message, or of the one with this name, and its place."""
+    """Return a message's class and the bytes of its index: the message `name`, else the first."""
     for number, each in enumerate(classes):
         if name in (each.DESCRIPTOR.name, each.DESCRIPTOR.full_name) and number:
             return each, b"\2" + _varint(2 * number)
@@ -204,7 +204,7 @@ def _fill_inner(message: Any, value: Any, path: str) -> None:
 
 
 def _digits(number: float | Decimal) -> str:
-    """Return a number as a text, without an exponent and without zeros at the end."""
+    """Format a number, without an exponent and without trailing zeros."""
     exact = number if isinstance(number, Decimal) else Decimal(repr(number))
     text = f"{exact:f}"
     if "." in text:
@@ -218,7 +218,7 @@ def _scalar(field: Any, value: Any, path: str) -> Any:
             if isinstance(value, date):
                 return value.isoformat()
             if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
-                # A decimal of the contract is a number in plain data, and a text in Protobuf.
+                # A decimal is a number in plain data, but a text in Protobuf.
                 return _digits(value)
             return value
         case 12 if isinstance(value, str):

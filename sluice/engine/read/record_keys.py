@@ -125,7 +125,10 @@ class RecordKeys:
         return keys
 
     def _of_fields(self, values: Values) -> pa.Array:
-        """Return the texts of keys of several fields. A table's row needs all of them."""
+        """Return the texts of keys that consist of several fields.
+
+        A table's row must have all of these fields.
+        """
         names, key = self.source.key_fields, self.source.key or ""
         columns = [self.columns.column(values, name) for name in names]
         try:
@@ -191,13 +194,13 @@ class RecordKeys:
     def _value_in_key(self, name: str, kafka_key: bytes) -> Any:
         decode, check = self._field_decoder(name)
         sql_type, text, written = self.source.types[name], kafka_key.decode(), kafka_key.strip()
-        # The key is an object with the field, or the object that is the field's own value.
+        # The key is an object that has the field, or an object that is itself the field's value.
         if written.startswith(b"{") and (members := _members(written)) is not None:
             fields = struct_fields(sql_type) or {}
             if name not in members and fields and not members.keys() & fields.keys():
                 raise ValueError(f"it is an object without {name}")
             return decode(bytes(members.get(name, written)))
-        # A text may be written as it is or as JSON. Every other value is JSON.
+        # A text may be plain or JSON. Every other value is JSON.
         if written.startswith(b'"') or sql_type not in ("STRING", "BINARY"):
             with suppress(msgspec.DecodeError):
                 return decode(written)
@@ -222,7 +225,7 @@ class RecordKeys:
 
         def decode_checked(text: bytes) -> Any:
             value = decode(text)
-            # Nothing else checks Kafka's key for a field that occurs twice.
+            # Only this checks Kafka's key for a field that occurs twice.
             check(refuse_duplicates(text))
             return value
 
@@ -235,7 +238,7 @@ class RecordKeys:
 
 
 def _key_texts_of_column(column: pa.Array) -> pa.Array:
-    """Return a column's values as texts for keys, as an SQL expression makes them from it."""
+    """Convert a column's values to texts for keys, in the same way as an SQL expression does."""
     if pa.types.is_string(column.type):
         return column
     if column.type in _CAST_TO_KEYS:
@@ -244,7 +247,7 @@ def _key_texts_of_column(column: pa.Array) -> pa.Array:
 
 
 _CAST_TO_KEYS = frozenset({pa.int64(), pa.bool_(), pa.date32(), pa.binary()})
-"""The types whose cast to text in Arrow gives the text of a key."""
+"""The types for which Arrow's cast to text gives the text of a key."""
 
 
 def _members(text: bytes) -> dict[str, msgspec.Raw] | None:

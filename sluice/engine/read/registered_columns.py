@@ -1,4 +1,4 @@
-"""Decodes values whose schemas are in a schema registry to columns, as far as that is exact."""
+"""Decodes values with schemas in a registry to columns, where the result is certainly exact."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from sluice.values.registered_schemas import (
 )
 
 _FEWEST = 50
-"""For fewer values of a schema, the calls of NumPy take longer than reading them one by one."""
+"""Fewer values of a schema are read one by one, because this is faster than the calls of NumPy."""
 _MOST_MISSES = 3
 _SMALL_PIECE = 400
-"""How many values are read at once after a piece with an invalid value, so that this value makes
-fewer others slow."""
+"""How many values are read at once after a piece with an invalid value. An invalid value makes its
+whole piece slow."""
 _SMALL_PIECES = 40
 """How many small pieces follow a piece that could not be read."""
 
@@ -58,10 +58,10 @@ class RegisteredColumns:
     _small_pieces: int = field(default=0, init=False)
     """How many small pieces are still to be read."""
     _skipped: int = field(default=0, init=False)
-    """How many pieces in a row were not tried."""
+    """How many pieces in a row were read one by one without trying more."""
 
     def size_of_piece(self) -> int:
-        """Return how many values to read at once."""
+        """Return the number of values to read at once."""
         return _SMALL_PIECE if self._small_pieces else PIECE
 
     def _is_tried(self) -> bool:
@@ -76,7 +76,7 @@ class RegisteredColumns:
 
     @cached_property
     def _columns(self) -> dict[tuple[SchemaRef, int], AvroColumns | ProtoColumns | None]:
-        """Schema and number of a message → what reads it; None for what needs objects."""
+        """Schema and number of a message → the reader of its columns; None if it needs objects."""
         return {}
 
     @cached_property
@@ -86,7 +86,7 @@ class RegisteredColumns:
 
     @classmethod
     def of(cls, values: RegisteredValues) -> RegisteredColumns | None:
-        """Return the reader of a source's values; None if its contract needs objects."""
+        """Return the reader of a source's values; None if it must read them one by one."""
         source = values.source
         if values.format.kind == "JSON":
             of_json = None if values.format.validates else JsonColumns.of(source)
@@ -108,7 +108,7 @@ class RegisteredColumns:
         if len(texts) < _FEWEST or not self._is_tried():
             return None
         if self.without_schema(texts, headers) is not None:
-            # Without these values, the others may be read: see `ValueDecoder.mostly_columns`.
+            # `ValueDecoder.mostly_columns` then tries to read the other values.
             return None
         try:
             columns = self._read(texts, headers)
@@ -126,7 +126,10 @@ class RegisteredColumns:
     def without_schema(
         self, texts: pa.Array, headers: pa.Array | None
     ) -> npt.NDArray[np.bool_] | None:
-        """Return which values are null or do not begin with the id of a schema; None if all do."""
+        """Return a mask of the values that are null or do not begin with a schema's id.
+
+        Return None if there are no such values, or if headers name the schemas.
+        """
         if not len(texts) or self._is_named_in_headers(headers):
             return None
         _, offsets, buffer = texts.buffers()
@@ -177,7 +180,7 @@ class RegisteredColumns:
         begins: Places,
         ends: Places,
     ) -> pa.RecordBatch:
-        """Read the values of each schema, and put them into their order."""
+        """Read the values of each schema, and put all values into their original order."""
         if len(refs) == 1:
             return self._read_one((next(iter(refs)), message), data, begins, ends)
         batches: list[pa.RecordBatch] = []
@@ -206,7 +209,7 @@ class RegisteredColumns:
     def _new_reader(self, ref: SchemaRef, message: int) -> AvroColumns | ProtoColumns | None:
         source = self.values.source
         try:
-            # The reader of single values checks the schema as a whole.
+            # Also ask the reader of single values, which checks the schema as a whole.
             if isinstance(self.values.reader(ref), RejectedValueError):
                 return None
             schema = self.values.schema(ref)
@@ -225,7 +228,7 @@ class RegisteredColumns:
     def _named_in_headers(
         self, texts: pa.Array, headers: pa.Array | None
     ) -> tuple[dict[SchemaRef, Places | None], Places] | None:
-        """Return the rows of each schema, and where its data begin; None if no header names any."""
+        """Return the rows of each schema, and where their data begin; None without such headers."""
         if headers is None or not self._is_named_in_headers(headers):
             return None
         rows: dict[SchemaRef, list[int]] = {}
@@ -241,7 +244,7 @@ class RegisteredColumns:
 
 
 def _ids(data: Data, begins: Places, ends: Places) -> dict[SchemaRef, Places | None]:
-    """Return the rows of each id; None instead of the rows if all values have the same id."""
+    """Return the rows of each schema id; None for the rows if all values have the same id."""
     if (ends - begins).min() < PREFIX_BYTES:
         raise UnsureError
     prefixes = data.bytes[begins[:, None] + np.arange(PREFIX_BYTES)]
@@ -254,7 +257,7 @@ def _ids(data: Data, begins: Places, ends: Places) -> dict[SchemaRef, Places | N
 
 
 def _message(data: Data, begins: Places, ends: Places) -> tuple[int, Places]:
-    """Return the number of the message that all values are, and where the messages begin."""
+    """Return the message's number, the same for all values, and where the messages begin."""
     if (ends - begins).min() < 1:
         raise UnsureError
     first = data.bytes[begins]
@@ -263,7 +266,7 @@ def _message(data: Data, begins: Places, ends: Places) -> tuple[int, Places]:
     if (ends - begins).min() < 2:
         raise UnsureError
     number = data.bytes[begins + 1]
-    # One place in two bytes: the number of places, and the place.
+    # Each index has two bytes: the number of places (1), and the place.
     if (first != 2).any() or (number != number[0]).any() or number[0] > 0x7F or number[0] & 1:
         raise UnsureError
     return int(number[0]) >> 1, begins + 2

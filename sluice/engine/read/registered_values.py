@@ -61,15 +61,15 @@ class RegisteredValues:
     format: RegistryFormat
     registry: Registry
     _at_hand: dict[SchemaRef, Reader | RejectedValueError] = field(default_factory=dict, init=False)
-    """The readers of the batch."""
+    """The readers of the batch's schemas."""
 
     def schemas_of(
         self, raw: Sequence[bytes | None], headers: Sequence[str | None] | None
     ) -> list[tuple[SchemaRef, int] | Exception | None]:
-        """Return the schema that each value names, with the place of its data.
+        """Return the schema that each value names, and the place where its data begin.
 
-        Return the error of a value that names no schema, and None for a null value. Asks the
-        registry for all schemas that it does not know. Raises RegistryAway.
+        Return the error of a value that names no schema, and None for a null value. Gets unknown
+        schemas from the registry. Raises RegistryAway.
         """
         places: list[tuple[SchemaRef, int] | Exception | None] = []
         refs: dict[SchemaRef, None] = {}
@@ -91,7 +91,7 @@ class RegisteredValues:
     def reader_known(self, ref: SchemaRef) -> Reader:
         """Return the reader for a schema that `schemas_of` has returned.
 
-        Raises the error of all such values.
+        Raises an error if no value with this schema can be read.
         """
         reader = self._at_hand[ref]
         if isinstance(reader, RejectedValueError):
@@ -114,7 +114,7 @@ class RegisteredValues:
         return self._schemas[ref]
 
     def reader(self, ref: SchemaRef) -> Reader | RejectedValueError:
-        """Return the reader of values with a schema, or the error of all such values.
+        """Return the reader of values with a schema, or an error if none of them can be read.
 
         Raises RegistryAway.
         """
@@ -122,7 +122,7 @@ class RegisteredValues:
             try:
                 self._readers[ref] = self._new_reader(self.schema(ref))
             except UnknownSchemaError:
-                # The registry may get the schema later, so the error is not kept.
+                # The registry may get the schema later, so do not cache the error.
                 return RejectedValueError("unknown_schema", f"the registry has no schema {ref}")
             except (SchemaError, MismatchError) as error:
                 problem = f"{error_text(error)} - in {self.schema(ref)}"
@@ -199,8 +199,8 @@ class RegisteredKeys:
 def plain_values(schema: RegisteredSchema) -> Callable[[bytes, bool], Any]:
     """Return the function that reads a value of a schema as plain data, without a contract.
 
-    It takes the bytes, and whether a header names the schema: then, Protobuf's bytes have no place
-    of their message. It raises ValueError or DecodeError. Raises SchemaError.
+    The function takes the bytes, and whether a header names the schema: then, Protobuf's bytes do
+    not name their message. The function raises ValueError or DecodeError. Raises SchemaError.
     """
     if schema.kind == "JSON":
         return lambda data, _: msgspec.json.decode(data)
@@ -225,7 +225,7 @@ def plain_values(schema: RegisteredSchema) -> Callable[[bytes, bool], Any]:
 
 
 class ContractValues:
-    """Makes values of the contract of what a writer's schema has written.
+    """Converts values as written with a writer's schema to values of the contract.
 
     Raises MismatchError if the schema cannot be resolved against the contract.
     """
@@ -255,7 +255,7 @@ class ContractValues:
 
 
 class AvroReader:
-    """Reads Avro of one writer's schema as values of the contract.
+    """Reads Avro with one writer's schema, and returns values of the contract.
 
     Raises SchemaError or MismatchError if the schema cannot be resolved against the contract.
     """
@@ -277,7 +277,7 @@ class AvroReader:
 
 
 class ProtoReader:
-    """Reads messages of one writer's schema as values of the contract.
+    """Reads messages with one writer's schema, and returns values of the contract.
 
     Raises SchemaError or MismatchError if no message of the schema can be resolved against the
     contract.
@@ -329,7 +329,7 @@ _encode = msgspec.json.Encoder(decimal_format="number").encode
 
 
 class JsonReader:
-    """Reads JSON as values of the contract. The engine checks it like other JSON."""
+    """Reads JSON as values of the contract. The engine checks their JSON like other JSON."""
 
     def __init__(self, schema: RegisteredSchema, contract: Any, *, validates: bool) -> None:
         self._schema = schema
@@ -348,7 +348,7 @@ class JsonReader:
 
 
 def json_validator(schema: RegisteredSchema) -> Callable[[bytes], str]:
-    """Return the function that says what is wrong with JSON by a schema; nothing if it is valid.
+    """Return the function that describes how JSON violates a schema; empty if it is valid.
 
     Raises SchemaError for an invalid schema.
     """
@@ -384,7 +384,7 @@ def json_validator(schema: RegisteredSchema) -> Callable[[bytes], str]:
 
 
 def _referred_schemas(schema: RegisteredSchema, declared: Any) -> Any:
-    """Return the schemas to which a JSON Schema refers, by each address that it may use."""
+    """Return each address that the JSON Schema may use → the schema that it refers to."""
     from referencing import Registry
     from referencing.jsonschema import DRAFT7
 
@@ -402,7 +402,7 @@ def _referred_schemas(schema: RegisteredSchema, declared: Any) -> Any:
 
 
 def schema_header(headers: str | None, name: str) -> bytes | None:
-    """Return the last header of this name in the JSON of a record's headers; None without it."""
+    """Return the last header of this name, given a record's headers as JSON; None without one."""
     if not headers or name not in headers:
         return None
     found: bytes | None = None

@@ -56,8 +56,8 @@ def offsets_at(
     ends = _bounds(topics, 1)
     if point.time_ms is not None:
         with KafkaTimestamps.of(kafka, ends) as timestamps:
-            # The index leaves out partitions whose records are all older than the time. There, the
-            # replay begins at the end.
+            # The index omits partitions whose records are all older than the time. In these
+            # partitions, the replay begins at the end.
             return {**ends, **timestamps.index(point.time_ms)}
     offsets = point.offsets or {}
     unknown = offsets.keys() - ends.keys()
@@ -74,7 +74,7 @@ def _listed(partitions: Iterable[Partition]) -> str:
 
 
 def _bounds(topics: Mapping[str, TopicState], side: Literal[0, 1]) -> dict[Partition, int]:
-    """Return the first offsets of all partitions (0), or their end offsets (1)."""
+    """Return the first offsets (side 0) or the end offsets (side 1) of all partitions."""
     bounds: dict[Partition, int] = {}
     for name, topic in topics.items():
         for number, first_and_end in enumerate(topic.ends):
@@ -123,7 +123,7 @@ def ends_of(
     sources: Iterable[SourcePartition],
     stops: Mapping[Partition, int],
 ) -> dict[str, list[tuple[int, int]]]:
-    """Return, by topic, each partition's first offset to read and the offset after the last."""
+    """Return topic → each partition's first offset to read, and the offset after the last one."""
     firsts = {source.place: source.first for source in sources}
     ends: dict[str, list[tuple[int, int]]] = {}
     for name, topic in topics.items():
@@ -138,7 +138,10 @@ def limit_to_ranges(
     ends: Mapping[str, Sequence[tuple[int, int]]],
     positions: Positions,
 ) -> Positions:
-    """Return the positions of existing partitions, limited to their ranges (first offset, end)."""
+    """Limit positions to the partitions' ranges (first offset, end).
+
+    Omit partitions that do not exist.
+    """
     limited: dict[str, dict[str, int]] = {}
     for topic, ranges in ends.items():
         limited[topic] = {}

@@ -1,4 +1,4 @@
-"""Reads headers of single records again, for dead letters of steps whose rows lack them."""
+"""Reads headers of single records again. Dead letters need them if a step's rows lack them."""
 
 from __future__ import annotations
 

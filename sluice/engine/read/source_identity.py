@@ -5,7 +5,7 @@ grown longer than the old topic, Spark would continue at the old topic's offset 
 records. It would also skip records if a partition lost its last records and grew again, after an
 unclean election of a leader or after a broker's disk was restored. Therefore the ledger keeps, for
 each partition, the fingerprint of the last record that was read, and a run compares this
-fingerprint with the record that is at the same offset now.
+fingerprint with the record that is now at the same offset.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Positions = Mapping[str, Mapping[str, int]]
 
 
 _NEW_LEADER_S = 1.0
-"""How long a run waits for a new leader to learn the end of the committed records."""
+"""How long a run waits until a new leader knows the end of the committed records."""
 
 
 class InputError(EngineError):
@@ -63,8 +63,8 @@ class SourceIdentity:
     ref: GenerationRef
     topics: tuple[str, ...]
     audits: Audits | None = None
-    """The audits of earlier batches. If a partition has lost records, they show up to which offset
-    the partition is unchanged."""
+    """The audits of earlier batches. If a partition has lost records, these audits tell the offset
+    up to which it is unchanged."""
 
     def check(self, done: Positions, begun: Positions) -> dict[str, dict[str, int]]:
         """Raise InputError if a topic has changed. Record new partitions in the ledger.
@@ -116,7 +116,7 @@ class SourceIdentity:
         last: dict[Place, SourcePartition] = {}
         for source in sources:
             topic = topics.get(source.topic)
-            # If a topic is gone or was created again, another check reports it.
+            # If a topic was deleted, or created again, another check reports it.
             if topic is None or topic.id != source.topic_id or not source.fingerprint:
                 continue
             # If retention has removed the record, it cannot be compared.
@@ -168,7 +168,7 @@ class SourceIdentity:
         )
 
     def _last_unchanged(self, source: SourcePartition) -> int | None:
-        """Return the newest offset at which a batch ended and whose record is unchanged, if any."""
+        """Return the newest offset at which a batch ended and whose record is the same, if any."""
         if self.audits is None:
             return None
         for audit in reversed(self.audits.all(self.ref)):
@@ -190,11 +190,11 @@ class SourceIdentity:
     ) -> list[SourcePartition]:
         """Raise InputError if a topic no longer has the records before those that a batch has read.
 
-        `read` are the partitions of the batch, which is not published yet. A partition that was cut
-        off and has grown again has new records under a new leader epoch. So only if the epoch has
-        changed since the last record of the batches before, this record is compared. `ids`: topic →
-        its id now; by default, this method asks a broker. Returns all partitions that the
-        generation reads, with their last records up to this batch.
+        `read` are the partitions of the batch, which is not published yet. A partition that was
+        truncated and has grown again has new records with a new leader epoch. So the last record of
+        the earlier batches is compared only if the epoch has changed since. `ids`: topic → its id
+        now; by default, this method asks a broker. Returns all partitions that the generation
+        reads, with their last records up to this batch.
         """
         recorded = self.sources.get(self.ref)
         if ids is None:
@@ -225,7 +225,7 @@ class SourceIdentity:
         """Raise InputError if a partition ends before the offset up to which it was read.
 
         `ends` are the ends of the committed records. Shortly after a change of the partition's
-        leader, they may be too low, so a partition that seems too short is asked again.
+        leader, they may be too low. If a partition seems too short, its end is read again.
         """
         for topic, partitions in positions.items():
             for number, position in partitions.items():
@@ -311,7 +311,7 @@ def _check_range(
     begun: Mapping[str, int],
     pipeline: str,
 ) -> None:
-    # For a partition in both, the offset in `done` takes precedence.
+    # For a partition in both, the offset in `done` takes precedence over that in `begun`.
     for partition, position in {**begun, **done}.items():
         number = int(partition)
         if number >= len(topic.ends):

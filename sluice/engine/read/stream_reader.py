@@ -40,8 +40,8 @@ from sluice.values.record_metadata import METADATA, record_fingerprint
 
 SKIPPED = "skipped"
 _MOST_ROWS, _MOST_BYTES = 20_000, 16_777_216
-"""About how many rows and bytes a batch of decoded rows has. The later steps take some time for
-each batch."""
+"""About how many rows and bytes a batch of decoded rows has. Smaller batches would cost more,
+because each batch has a fixed cost in later steps."""
 _EXTRA = {
     "_null": "BOOLEAN",
     "_sequence": "BIGINT",
@@ -85,7 +85,7 @@ def _by_partition(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, int], pa.R
 def _last_record(records: pa.RecordBatch, earlier: LastRecord | None) -> LastRecord:
     """Return the last of a partition's records.
 
-    `earlier` is the last of those that the task has read before them.
+    `earlier` is the last record that the task has read before these records.
     """
     last = records.slice(records.num_rows - 1)
     offset: int = last.column("offset")[0].as_py()
@@ -148,7 +148,7 @@ class RecordReader(TaskOfBatch):
                     if with_keys.num_rows:
                         yield from self._decode(with_keys, output, start.begun)
         for output in outputs.values():
-            # The other reader makes the counts and the dead letters of these topics.
+            # The other reader counts these topics' records, and makes their dead letters.
             if output.topic in self.uncounted:
                 continue
             if output.dead_letters:
@@ -170,10 +170,10 @@ class RecordReader(TaskOfBatch):
     def _without_null_keys(
         self, records: pa.RecordBatch, output: PartitionOutput
     ) -> pa.RecordBatch:
-        """Drop and count a global table's records without a key, whatever its `on_error` is.
+        """Drop and count a global table's records without a key, for every value of `on_error`.
 
-        Kafka Streams drops them, too, but first reads their values. The records of other tables
-        are dropped by their operators.
+        Kafka Streams drops them, too, but first reads their values. For other tables, their
+        operators drop such records.
         """
         store = self.global_stores.get(output.topic)
         decoder = self.decoders[output.topic]
@@ -335,7 +335,7 @@ class StreamReader(RecordReader):
     ) -> dict[str, pa.Array] | None:
         """Return the rows' columns, and reject the records that name no schema.
 
-        Return None, and reject nothing, if other records may be invalid, too.
+        If other records may be invalid, too, return None and reject nothing.
         """
         decoded = decoder.mostly_columns(
             records.column("value"), records.column("key"), records.column("headers")
@@ -374,10 +374,7 @@ class StreamReader(RecordReader):
     def _decode_each(
         self, decoder: ValueDecoder, batch: pa.RecordBatch, output: PartitionOutput, clock: int
     ) -> dict[str, pa.Array]:
-        """Return the columns of the valid records among those of a batch.
-
-        The other records are rejected.
-        """
+        """Return the columns of a batch's valid records. Reject the other records."""
         rows, values, dead_letters = decoder.decode(
             batch.column("value").to_pylist(), batch.column("key"), batch.column("headers")
         )
@@ -388,7 +385,7 @@ class StreamReader(RecordReader):
             columns = self._columns(decoder, kept, values, output, clock)
             problems = invalid_times(decoder, columns["_time"], clock)
         except (pa.ArrowException, OverflowError, ValueError):
-            # Arrow rejects the whole batch, so find the records that do not fit.
+            # Arrow's error concerns the whole batch, so find the records that do not fit.
             columns, problems = {}, self._problems(decoder, kept, values, output, clock)
         if any(problems):
             problems = self._apply_on_time(decoder, problems, output)
@@ -571,9 +568,9 @@ def _partition_of(rows: pa.RecordBatch) -> tuple[int, int]:
 
 
 def _header_texts(text: str | None) -> list[tuple[str, str | None]] | None:
-    """Return the last header of each name, with its value as text; None without headers.
+    """Return the last header of each name, with its value as text; None if it is not UTF-8.
 
-    A value that is not UTF-8 becomes None.
+    Returns None for a record without headers.
     """
     if not text:
         return None

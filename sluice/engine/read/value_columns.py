@@ -55,7 +55,7 @@ class ValueColumns:
 
     @cached_property
     def _by_name(self) -> frozenset[str]:
-        """The fields that need `plain_data`: msgspec does not convert them as columns need them."""
+        """The fields whose values need `plain_data`, because msgspec converts them differently."""
         kinds = {TEXT_FIELD: self.source.value_type}
         if self.source.is_object:
             kinds = self.field_types
@@ -68,9 +68,9 @@ class ValueColumns:
     def column(self, values: Values, name: str) -> pa.Array:
         """Return a field of the values as an Arrow column.
 
-        Raises ValueError, with the field, if a value does not fit the column's type. A time without
-        a zone is in the pipeline's zone. If this time occurs twice, because clocks were turned
-        back, the earlier occurrence is meant.
+        Raises ValueError, which names the field, if a value does not fit the column's type. A time
+        without a zone is in the pipeline's zone. If the time occurs twice, because clocks were
+        turned back, it is the earlier occurrence.
         """
         if isinstance(values, pa.RecordBatch):
             return values.column(name)
@@ -97,8 +97,8 @@ class ValueColumns:
         try:
             return pa.array(plain, arrow_type(sql))
         except pa.ArrowInvalid:
-            # Arrow counts zeros at the end of a decimal as digits, and raises
-            # this error if there are too many.
+            # Arrow counts a decimal's trailing zeros as digits, and raises this error if there are
+            # too many.
             if "DECIMAL" not in sql:
                 raise
             return pa.array(_without_zeros(plain), arrow_type(sql))
@@ -159,8 +159,8 @@ class ValueColumns:
             times = self._numbers_in_ms(column)
         else:
             times = _milliseconds(column)
-        # A record without a value, such as a tombstone, has no field with a time. Its timestamp is
-        # used.
+        # A record without a value, such as a tombstone, has no field with a time, so use its
+        # timestamp.
         if self.source.keeps_nulls and not isinstance(values, pa.RecordBatch):
             empty = pa.array([value is None for value in values], pa.bool_())
             times = pc.if_else(empty, _milliseconds(record_times), times)
@@ -187,7 +187,7 @@ class ValueColumns:
 
     @property
     def assumed_ms(self) -> str | None:
-        """The field of the event time, if its numbers have no declared unit and are read as ms."""
+        """The field of the event time if its numbers have no declared unit, and are read as ms."""
         field = self.source.event_time
         if field is None or self.source.time_unit is not None:
             return None
@@ -203,8 +203,8 @@ def _has_enums(fields: list[Any]) -> bool:
 
 
 def _milliseconds(times: pa.Array) -> pa.Array:
-    # Arrow would look up the zone's offset for each time, which takes ten times as long as the
-    # rest.
+    # With a zone, Arrow would look up the zone's offset for each time, which takes ten times as
+    # long as the rest.
     without_zone = times.cast(pa.timestamp("us"))
     return pc.divide(pc.floor_temporal(without_zone, unit="millisecond").cast(pa.int64()), 1000)
 
@@ -221,7 +221,7 @@ def _in_zone(value: Any, zone: ZoneInfo) -> Any:
 
 
 def _without_zeros(value: Any) -> Any:
-    """Return the value with decimals without zeros at the end, which Arrow counts as digits."""
+    """Return the value with decimals without trailing zeros, which Arrow counts as digits."""
 
     def strip(scalar: Any) -> Any:
         if isinstance(scalar, Decimal):
@@ -243,10 +243,8 @@ def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
 def failing_places(count: int, fits: Callable[[int, int], bool]) -> Iterator[int]:
     """Yield the indices of the wrong values among `count` values.
 
-    `fits(begin, end)` says whether a range has none.
-
-    A range with a wrong value is halved, because few values are wrong, and checking a range costs
-    little more than checking a single value.
+    `fits(begin, end)` returns whether a range has none. A range with a wrong value is halved: few
+    values are wrong, and checking a range costs little more than checking a single value.
     """
     ranges = [(0, count)]
     while ranges:

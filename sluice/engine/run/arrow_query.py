@@ -40,7 +40,7 @@ class ArrowQuery:
     read_tables: Chain
     """The tasks that turn the records of global tables into row batches for the shards."""
     write: Chain | None
-    """The tasks that write the shards after a shuffle of their own; None if the last stage's tasks
+    """The tasks that write the shards after a separate shuffle; None if the last stage's tasks
     write the shards."""
     types: StateTypes
 
@@ -54,7 +54,10 @@ class ArrowQuery:
         *,
         interleaved: bool,
     ) -> Self:
-        """Make the query of a job. Raise NeedsSparkError if Spark must compute a part of it."""
+        """Make the query of a job.
+
+        Raise NeedsSparkError if Spark must compute a part of the query.
+        """
         if reason := why_spark(job):
             raise NeedsSparkError(reason)
         reader = StreamReader.of(
@@ -97,11 +100,11 @@ class ArrowQuery:
         streams: Iterable[pa.RecordBatch],
         tables: Iterable[pa.RecordBatch],
     ) -> pa.Table:
-        """Run all tasks in this process, and so write the shards.
+        """Run all tasks in this process, which writes the shards.
 
         Return the side outputs, as `StateRows.write`.
         """
-        # Tasks that read belong to no worker.
+        # Reading tasks belong to no worker, so any number will do.
         reading = RunningTask(start, 0)
         row_batches = [*self.read.run(iter(streams), reading)]
         for stage in self.stages:
@@ -114,7 +117,7 @@ class ArrowQuery:
     def _run_on_workers(
         self, chain: Chain, row_batches: Iterable[pa.RecordBatch], start: BatchStart
     ) -> list[pa.RecordBatch]:
-        """Run tasks on the row batches of each worker, and return what they yield."""
+        """Run tasks on the row batches of each worker, and return the batches that they yield."""
         shuffled = by_worker(row_batches)
         yielded: list[pa.RecordBatch] = []
         for worker in range(self.workers):

@@ -1,4 +1,4 @@
-"""Runs a job's batches: plans them in the ledger, has Spark run them, and publishes them.
+"""Runs a job's batches: plans them in the ledger, runs them on Spark, and publishes them.
 
 A batch whose driver ended before it was published is repeated with the same plan. The records that
 are unread when a run begins are divided into batches of a limited size; if results depend on the
@@ -60,12 +60,12 @@ class BatchLoop:
     read: int = field(default=0, init=False)
     """Number of records read so far."""
     partitions: Mapping[str, int] = field(init=False)
-    """Topic → its number of partitions now."""
+    """Topic → its current number of partitions."""
     _queries: BatchQueries = field(init=False)
 
     def __post_init__(self) -> None:
         self.partitions = self.query.partitions
-        # The batches of a rebuild, which writes no output, are not those of a backlog.
+        # A rebuild writes no output. Its batches do not count as those of a backlog.
         writes_output = self.publisher.destinations is not None
         reads_ahead = writes_output and may_read_ahead(self.query.job)
         start_query = partial(BatchQuery, self.query)
@@ -79,8 +79,8 @@ class BatchLoop:
     def run_all(self, kafka: Mapping[str, str]) -> None:
         """Read all records that the topics have now, in batches of a limited size.
 
-        The limit is a number of records of streams. Without new records, fire the wall-clock timers
-        that are due, in a batch of their own. At the end, run batches without records in which
+        The limit is a number of records of streams. If there are no new records, fire the due
+        wall-clock timers in a separate batch. At the end, run batches without records in which
         stream time advances, if this makes results due (see `IdleTime`).
         """
         now = self.clocks.now()
@@ -90,8 +90,8 @@ class BatchLoop:
         # batch must have the same records.
         self._repeat_interrupted()
         begin = _offsets(self.positions)
-        # All of these batches get the same time of the clock. A batch has no records if it covers
-        # only aborted transactions or a new partition. Such a batch is published, too, so that the
+        # All of these batches get the same clock time. A batch has no records if it covers only
+        # aborted transactions or a new partition. Such a batch is published, too, so that the
         # ledger has the new positions.
         first = self._next_number
         batch_ends = self._batch_ends(kafka, begin, topic_ends)
@@ -103,8 +103,7 @@ class BatchLoop:
         earliest = self.clocks.earliest()
         if self._next_number == first and self._has_due_timers(earliest):
             self.run(self._planned(first, begin, now=earliest))
-        # When one of these batches has sent the results of an operator, stream time may advance
-        # further downstream.
+        # After a batch has sent an operator's results, stream time may advance further downstream.
         while self._idle_time.has_results(earliest):
             offsets = _offsets(self.positions)
             self.run(self._planned(self._next_number, offsets, now=earliest))
@@ -116,7 +115,7 @@ class BatchLoop:
 
     @property
     def next_timer(self) -> int | None:
-        """When the next timer fires, or the next result becomes due, without records, epoch ms.
+        """The next time at which a timer fires or a result becomes due without records, epoch ms.
 
         None if there is no such timer or result.
         """
@@ -135,7 +134,8 @@ class BatchLoop:
     def replay(self, steps: Iterable[ReplayStep]) -> None:
         """Run the steps of a history that have not been run yet, each as a batch.
 
-        Without any record, publish an empty batch, so that queries answer from the new generation.
+        If there are no records at all, publish an empty batch: queries need a snapshot of the new
+        generation.
         """
         self._repeat_interrupted()
         for step in steps:
@@ -143,8 +143,8 @@ class BatchLoop:
             if offsets_between(self.positions, step.ends) <= 0 and not self._has_due_timers(begun):
                 continue
             partitions = {**self.partitions, **(step.partitions or {})}
-            # A batch that is replayed did not know topics that a pattern matched only later, so
-            # it must not wait for their partitions now.
+            # When a replayed batch first ran, it did not know topics that a pattern matched only
+            # later. So it must not wait for their partitions now.
             later = [topic for topic in self.query.job.matched_topics if topic not in step.ends]
             partitions |= dict.fromkeys(later, 0)
             ends = _ends_of_step(self.positions, step)
@@ -164,7 +164,7 @@ class BatchLoop:
         return 0 if self.newest is None else self.newest.batch + 1
 
     def _repeat_interrupted(self) -> None:
-        """Run the batch that was planned and not published, because its driver ended."""
+        """Run the batch that an earlier driver planned but did not publish."""
         planned = self.ledger.plans.unpublished(self.query.storage.ref)
         if planned is not None:
             self._repeat(planned)
@@ -186,13 +186,13 @@ class BatchLoop:
         """Plan a batch in the ledger, run it and publish it.
 
         Raise LeaseError, before anything of the batch is written, if this driver has lost its
-        lease, and WentBack if the ledger has lost the batch before.
+        lease. Raise WentBack if the ledger has lost the previous batch.
         """
         positions = self.positions
         if self.query.job.shared_stores:
             snapshots = newest_snapshots(self.ledger, self.query.job)
             plan = msgspec.structs.replace(plan, snapshots=snapshots)
-        # From here on, a run that repeats the batch gives it the same records and the same clock.
+        # From here on, a run that repeats the batch uses the same records and the same clock time.
         plan = self.ledger.plans.add(self.query.storage.ref, plan, self.lease.epoch)
         reads_records = offsets_between(positions, plan.ends) > 0
         batch = self.publisher.begin(
@@ -206,7 +206,8 @@ class BatchLoop:
         read = published.counts.get("read", 0)
         self.read += read
         self.size.measure(read, published.row_bytes, published.output_size)
-        # The next batch's tasks need the memory that this batch's output needed in the driver.
+        # Free the memory that this batch's output needed in the driver: the next batch's tasks need
+        # it.
         release_unused_memory()
 
     def _publish(self, batch: BegunBatch, written: DataFrame) -> PublishedBatch:
@@ -215,7 +216,7 @@ class BatchLoop:
     def _start(self, plan: PlannedBatch, begins: Positions, times: Mapping[str, int]) -> BatchStart:
         clocks = self.query.job.read_clocks
         shared: Mapping[str, SharedSnapshot] = {}
-        # A batch whose records are only read ahead has no snapshots yet.
+        # A batch whose records have only been read ahead has no snapshots yet.
         if plan.snapshots:
             shared = shared_snapshots(self.ledger, self.query.job, plan.snapshots)
         ranges = _ranges(begins, plan.ends)
@@ -253,8 +254,8 @@ class BatchLoop:
         if unread <= self.size.most_records():
             yield ends
             return
-        # The first batch reads global tables to their ends: in Kafka Streams,
-        # too, joins see a complete table.
+        # The first batch reads global tables to their ends. As in Kafka Streams, joins then see a
+        # complete table.
         if not depends_on_order(self.query.job, self.partitions):
             for positions in divided(
                 _positions(stream_begin), _positions(stream_ends), self.size.most_records
@@ -295,7 +296,7 @@ def positions_after(snapshot: Snapshot | None, firsts: Positions) -> dict[str, d
 
 
 def expect_size(size: BatchSize, job: Job, kafka: Mapping[str, str], positions: Positions) -> None:
-    """Expect rows of the size of the records that are unread now.
+    """Estimate the size of rows from the records that are unread now.
 
     Do nothing if the size of batches is known. A run can call this while its session starts.
     """
@@ -324,9 +325,9 @@ def depends_on_order(job: Job, partitions: Mapping[str, int]) -> bool:
 
 
 def _rows_per_record(job: Job) -> int:
-    """Return the most rows that a record has for operators.
+    """Return the most rows that a record becomes for operators.
 
-    Tasks add up the records of combinable aggregates at once.
+    Records for combinable aggregates do not count, because the tasks that read them add them up.
     """
     counts = Counter[str]()
     for operator in job.operators:
@@ -347,7 +348,7 @@ def prefetch(batches: Iterator[Offsets]) -> Generator[Offsets, None, None]:
 def _ranges(begins: Positions, ends: Positions) -> list[Range]:
     """Return the ranges of records between two positions, sorted by topic and partition.
 
-    Each partition with records has one range, so that it gets a task of its own.
+    Each partition with records has one range, because each range gets its own task.
     """
     ranges: list[Range] = []
     for (topic, partition), end in sorted(_offsets(ends).items()):
@@ -360,8 +361,8 @@ def _ranges(begins: Positions, ends: Positions) -> list[Range]:
 def _ends_of_step(positions: Positions, step: ReplayStep) -> dict[str, dict[str, int]]:
     """Return the end offsets of a step's batch, for all partitions.
 
-    A partition that the step does not read keeps its offset. No offset goes back: an interrupted
-    replay may have run a part of the step already.
+    A partition that the step does not read keeps its offset. Offsets never decrease: an interrupted
+    replay may already have run a part of the step.
     """
     ends: dict[str, dict[str, int]] = {}
     for topic, partitions in positions.items():
@@ -381,7 +382,8 @@ def divide_records(
 ) -> list[ReplayStep]:
     """Divide the records from `begin` to `target` into batches of about `most` records.
 
-    A rebuild uses these batches if it does not know those in which the records were read before.
+    A rebuild uses these batches if it does not know the batches in which the records were first
+    read.
     """
     partition_counts = {topic: len(partitions) for topic, partitions in target.items()}
     if not depends_on_order(job, partition_counts):

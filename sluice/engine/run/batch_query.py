@@ -17,7 +17,7 @@ from sluice.engine.publish.publisher import PublishedBatch
 from sluice.engine.run.streaming_query import JobQuery
 
 WhenRead: TypeAlias = Callable[[Mapping[str, int]], None]
-"""Called when the turn of a batch has come and its records are read. Takes the stream times after
+"""Called when it is the batch's turn and its records are read. Takes the stream times after
 reading."""
 Publish: TypeAlias = Callable[[DataFrame], PublishedBatch]
 """Publishes a batch. Takes the side outputs of the tasks that write the shards."""
@@ -27,32 +27,32 @@ class BatchQuery:
     """The running query of a batch. It must be closed.
 
     With adaptive execution, which is Spark's default, Spark computes a batch up to its last shuffle
-    before it calls the function of `foreachBatch`. This function waits for `finish` before it has
-    the rest computed, and publishes it.
+    before it calls the function of `foreachBatch`. This function waits for `finish`. Then it
+    computes the rest of the batch, and publishes the batch.
     """
 
     def __init__(self, query: JobQuery, start: BatchStart, when_read: WhenRead) -> None:
         self._start = start
         self._job_query = query
         self._function = _BatchFunction(query.read_times, when_read)
-        # The ledger says which batches are published, so Spark needs no earlier checkpoint.
+        # The ledger knows which batches are published, so Spark needs no earlier checkpoint.
         self._checkpoint = TemporaryDirectory(prefix="sluice-checkpoint-")
         query.read_times.forget()
         # Tell the tasks before the query starts: they may run before Spark calls the function.
         tell_tasks(query.spark.sparkContext, start)
-        # Without a scheme, Spark would look for the checkpoint in a cluster's own file system.
+        # Without the scheme `file`, Spark would look for the checkpoint in a cluster's file system.
         checkpoint = f"file://{self._checkpoint.name}"
         self._query = query.start_batch(start.number, self._function, checkpoint)
 
     def has_read(self, start: BatchStart) -> bool:
-        """Return whether the tasks that read have begun as they would with this start."""
+        """Return whether the tasks that read records would do the same with this start."""
         return self._start.is_read_like(start)
 
     def finish(self, start: BatchStart, publish: Publish) -> PublishedBatch:
         """Write and publish the batch, and wait until the query has ended.
 
-        Raise the query's error, if any. Its cause is the error of `publish`, of which Spark's error
-        has only the text.
+        Raise the query's error, if any. Its cause is the error that `publish` raised: Spark's error
+        has only the text of this error.
         """
         self._function.turn.set_result(_Turn(start, publish))
         published = self._function.published
@@ -74,7 +74,7 @@ class BatchQuery:
 
 
 class _Turn(NamedTuple):
-    """What a batch needs when its turn to be written has come."""
+    """The start of a batch whose turn has come, and the functions that write it."""
 
     start: BatchStart
     publish: Publish
@@ -85,8 +85,8 @@ class _BatchFunction:
     """The function that Spark calls with a batch whose records are read.
 
     It waits for the batch's turn. It must not refer to the `BatchQuery`: the JVM's query keeps this
-    function, and the `BatchQuery` keeps the query. Neither Python nor the JVM can free a cycle that
-    goes through both.
+    function, and the `BatchQuery` keeps the query. Such a cycle would go through Python and the
+    JVM, and neither could free it.
     """
 
     read_times: ReadTimes
@@ -102,7 +102,7 @@ class _BatchFunction:
         tell_tasks(written.sparkSession.sparkContext, turn.start)
         self.when_read({**turn.start.read_times, **self.read_times.of_batch})
         try:
-            # A query with a new checkpoint calls its batch 0, whatever the batch's number.
+            # Spark's batch number is of no use: with a new checkpoint, it is always 0.
             self.published.set_result(turn.publish(written))
         except BaseException as error:
             self.published.set_exception(error)

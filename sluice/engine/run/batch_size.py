@@ -1,9 +1,9 @@
-"""The number of records in a batch, which follows from the memory that a run may use.
+"""Computes the number of records in a batch from the memory that a run may use.
 
-The tasks hold the rows of a batch in memory, and the tasks, the JVM and the driver its output. How
-large both are for a record depends on the record, and on the steps. Therefore, the size of each
-batch follows from an earlier batch. The first batch of a run has a moderate number of records, or
-fewer if the first unread records are large.
+Its rows are in the tasks' memory; its output records are in the memory of the tasks, the JVM and
+the driver. The sizes of a record's rows and output depend on the record and on the steps.
+Therefore, each batch's size is computed from the sizes measured in an earlier batch. The first
+batch of a run has a moderate number of records, or fewer if the first unread records are large.
 
 A repeated batch keeps its size, because the plan of the batch is in the ledger.
 """
@@ -16,27 +16,26 @@ from sluice.engine.batch.side_outputs import DataSize
 from sluice.values.run_memory import FIXED_MB, GROWN_MB, heap_mb
 
 _ROW_COPIES = 4
-"""The memory that tasks need for each byte of their rows: a row as received, as sorted, and its
-results."""
+"""The memory that tasks need for each byte of their rows, as a multiple: rows as received, as
+sorted, and their results."""
 _PLAIN_COPIES, _COMPRESSED_COPIES = 2, 4
-"""The memory for each byte of the records and rows that the driver gets.
-
-They are plain in a task, in the driver and in its Kafka client, and compressed in a task, in the
+"""The memory for each byte of the records and rows that the driver gets, as multiples. They are
+uncompressed in a task, in the driver and in its Kafka client. They are compressed in a task, in the
 driver, and several times in the JVM."""
 _HEAP_COPIES, _USED_HEAP_MB = 4, 160
-"""The part of the JVM's heap for each compressed byte, and the part without any results of
-tasks."""
+"""The JVM's heap for each compressed byte, as a multiple, and its heap without any task's
+results."""
 ROW_BYTES = 95
-"""The bytes of a row besides those of its record's key and value."""
+"""The bytes of a row in addition to its record's key and value."""
 SAFE_RECORDS = 100
-"""So many records are not too many for any batch."""
+"""A batch may always have this many records."""
 _UNKNOWN_RECORDS, _FIRST_RECORDS, _MOST_RECORDS = 600_000, 1_200_000, 2_000_000
 _FIRST_TO_ADD_UP = 1_000_000
-"""The most records of the first batches if tasks add the records up: each may be the first of its
-key and window."""
+"""The most records of the first batches if tasks add up records. Each record may be the first of
+its key and window, and so become a row."""
 _ENOUGH_RECORDS = 10_000
-"""The rows of a batch with fewer records say little about the rows of a large batch, unless batches
-are small."""
+"""A batch with fewer records does not show how large the rows of a large batch would be. This does
+not matter if batches are small."""
 
 
 @dataclass
@@ -45,7 +44,7 @@ class BatchSize:
 
     memory_mb: int
     given: int | None = None
-    """The number that the user has set; None if it follows from the memory."""
+    """The number that the user has set; None if the number follows from the memory."""
     _memory_per_record: float | None = None
     """The memory that the rows and the output of a record need, in bytes."""
     _compressed_per_record: float = 0
@@ -55,17 +54,17 @@ class BatchSize:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether the size of a record's rows matters but has not been measured or expected."""
+        """Whether the size of a record's rows matters but is neither measured nor estimated."""
         return self.given is None and self._memory_per_record is None
 
     def expect(self, record: DataSize, rows: int) -> None:
-        """Expect some rows for each record, and one record for an output.
+        """Estimate the memory per record, for some rows and one output record each.
 
         `record` is the mean size of a record's key and value. There are no rows of records if tasks
         add the records up while they read.
         """
-        # Most outputs have a part of their record. Dead letters have all of it, but few records
-        # become dead letters.
+        # Most output records contain only a part of their record. Dead letters contain the whole
+        # record, but few records become dead letters.
         output = DataSize(record.plain / 2, record.compressed)
         self._memory_per_record = max(
             (record.plain + ROW_BYTES) * rows * _ROW_COPIES, _memory(output)
@@ -74,7 +73,7 @@ class BatchSize:
         self._first_records = _FIRST_RECORDS if rows else _FIRST_TO_ADD_UP
 
     def measure(self, records: int, row_bytes: int, output: DataSize) -> None:
-        """Note the size of the rows and of the output that a batch of records had."""
+        """Compute the memory per record from the sizes of a batch's rows and output."""
         if records >= min(_ENOUGH_RECORDS, self.most_records() / 2):
             memory = max(row_bytes * _ROW_COPIES, _memory(output))
             self._memory_per_record, self._is_measured = memory / records, True

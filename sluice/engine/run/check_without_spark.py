@@ -1,4 +1,4 @@
-"""Compares a pipeline with its published topology in a second, without Spark."""
+"""Compares a pipeline with its published topology within a second, without Spark."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _UNKNOWN = "(types that only Spark knows)"
 
 @dataclass(frozen=True)
 class _NoTypes:
-    """The types of a job whose types only Spark knows."""
+    """Stands in for the types of a job if only Spark can find them."""
 
     stores: defaultdict[str, str] = field(default_factory=lambda: defaultdict(lambda: _UNKNOWN))
     inputs: defaultdict[int, str] = field(default_factory=lambda: defaultdict(lambda: _UNKNOWN))
@@ -39,16 +39,16 @@ class Comparison:
     next_step: str = ""
     """What to do if runs stop because of a change."""
     unknown: str = ""
-    """Why types were not compared; empty if they were."""
+    """Why types were not compared; empty if they were compared."""
 
     @property
     def weight(self) -> Weight:
-        """The weight of the weightiest change."""
+        """The weight of the most serious change."""
         return max((change.weight for change in self.changes), default=Weight.NOTE)
 
 
 def compare(job: Job, settings: Settings, ledger: Ledger) -> Comparison:
-    """Compare a job with the topology that its newest snapshot was computed with."""
+    """Compare a job with the topology with which its newest snapshot was computed."""
     name = job.pipeline.name
     storage = Storage.of(job, ledger.generations.current_number(name) or 1, settings)
     newest, before = ledger.snapshots.newest(storage.ref), ledger.generations.get(storage.ref)
@@ -68,8 +68,8 @@ def description_now(
 ) -> tuple[GenerationInfo, str]:
     """Return a job's description, to be compared with an earlier one of the pipeline.
 
-    The second value says why types are unknown, and is empty if they are known. Unknown types are
-    those of `before`, as far as both descriptions agree.
+    The second value is the reason why types are unknown; empty if they are known. Unknown types are
+    taken from `before`, as far as both descriptions agree.
     """
     storage = Storage.of(job, before.generation, settings)
     try:
@@ -81,7 +81,7 @@ def description_now(
 
 
 def _with_types_of(before: GenerationInfo, now: GenerationInfo) -> GenerationInfo:
-    """Complete a description without types by the types of an earlier one, as far as both agree."""
+    """Complete a description without types with an earlier one's types, as far as both agree."""
     earlier = before.stores_by_name
     stores = []
     for store in now.stores:
@@ -100,7 +100,7 @@ def _with_types(old: str, new: str) -> str:
     """Return the old definition if the new one differs only in unknown types, else the new one."""
     begin, unknown, end = new.partition(_UNKNOWN)
     types = old.removeprefix(begin).removesuffix(end)
-    # Types do not contain the sign between two steps.
+    # Types never contain `>` between spaces, which separates two steps.
     is_same = unknown and f"{begin}{types}{end}" == old and " > " not in types
     if is_same:
         return old

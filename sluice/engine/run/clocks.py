@@ -1,9 +1,9 @@
-"""The time of a batch, on which the driver's, the broker's and the ledger's clocks must agree.
+"""Determines a batch's time, on which the clocks of driver, broker and ledger must agree.
 
-A driver whose clock is ahead would let stream time go on too far while no records come, and all
-later records would be late. A driver whose clock is behind would reject valid records because they
-seem to come from the future. The clocks are compared when a run begins, and again once a minute or
-when this machine's clock was set.
+A driver whose clock is ahead would advance stream time too far while no records come, and all later
+records would be late. A driver whose clock is behind would reject valid records because they seem
+to come from the future. The clocks are compared when a run begins, and again once a minute or when
+this machine's clock was set.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sluice.state.ledger.ledger import Ledger
 log = structlog.get_logger()
 
 SAME_CLOCK_MS = 1_000
-"""Clocks that differ by less count as equal, because each measurement takes some time."""
+"""Clocks that differ by less than this count as equal, because each measurement takes some time."""
 _COMPARED_S = 60.0
 Ahead = Callable[[], int | None]
 """Returns how far this machine's clock is ahead of another clock, in ms; None if that is
@@ -37,12 +37,13 @@ class Clocks:
     """The clock of this machine, and other clocks with which it is compared."""
 
     others: Mapping[str, Ahead]
-    """The owner of each other clock, such as "the broker" → the comparison with it."""
+    """The owner of each other clock, such as "the broker" → the comparison with this clock."""
     on_difference: Callable[[str], None] = lambda _: None
     """Called after each comparison, with a description of the differences; empty if there are
     none."""
     _ahead: list[int] = field(default_factory=list, init=False)
-    """How far this machine's clock is ahead of each other clock that is known, in ms."""
+    """How far this machine's clock is ahead of each other clock, in ms. Unknown clocks are left
+    out."""
     _compared_at: float | None = field(default=None, init=False)
     """The monotonic time of the last comparison."""
     _set_by: float = field(default=0.0, init=False)
@@ -51,8 +52,8 @@ class Clocks:
     def now(self) -> int:
         """Return the time on which most clocks agree, epoch ms.
 
-        Of two clocks that differ, that of the broker or the database is returned: many programs
-        rely on it.
+        If only two clocks are known and they differ, return that of the broker or the database:
+        many programs rely on it.
         """
         self._compare()
         known = self._ahead
@@ -63,7 +64,8 @@ class Clocks:
     def earliest(self) -> int:
         """Return the time of the clock that is furthest behind, epoch ms.
 
-        Only as far may stream time go on by the clock, so that no valid record is late for it.
+        Without records, stream time advances only up to this clock, so that no valid record is
+        late.
         """
         self._compare()
         return _milliseconds() - max([0, *self._ahead])
@@ -103,12 +105,12 @@ def clocks_of_run(kafka: Mapping[str, str], markers: str, ledger: Ledger, pipeli
         try:
             return round(ledger.clock_ahead_seconds() * 1_000)
         except StateError:
-            return None  # the run itself reports that the ledger is away
+            return None  # The run itself reports that the ledger cannot be reached.
 
     others: dict[str, Ahead] = {"the broker": lambda: milliseconds_ahead(kafka, markers)}
     if ledger.has_clock:
         others["the ledger's database"] = ahead_of_database
-    # Servers observe the clock of their own host, too, and must not take this failure for theirs.
+    # State servers record failures of their own host's clock, too. This name keeps both apart.
     host = f"driver on {socket.gethostname()}"
 
     def report(differences: str) -> None:

@@ -18,11 +18,11 @@ from sluice.values.phrases import agreeing, counted, joined
 from sluice.values.topic_patterns import declared_topics
 
 _MEANING = ("kind", "key", "window_ms", "grace_ms", "value", "made", "group_id", "store_column")
-"""The properties of a store that define what its state means. If one of them changes, the state
-cannot be kept."""
+"""The properties of a store that determine the meaning of its state. If one of them changes, the
+state cannot be kept."""
 
 IN_ANY_ORDER = ", in any order"
-"""The end of the definition of a store whose aggregates are combinable."""
+"""The suffix of the definition of a store whose aggregates are combinable."""
 
 
 class CompatibilityError(EngineError):
@@ -37,10 +37,10 @@ def require_compatible(
     now: GenerationInfo,
     interrupted: Callable[[], bool],
 ) -> None:
-    """Raise CompatibilityError if state of the generation `before` would mean something else.
+    """Raise CompatibilityError if state of the generation `before` would get another meaning.
 
-    `interrupted` says whether the last run was interrupted. Only the pipeline `before` can repeat
-    the batch of an interrupted run.
+    `interrupted` returns whether the last run was interrupted. Only the pipeline `before` can
+    repeat the batch of an interrupted run.
     """
     if before is None:
         return
@@ -48,7 +48,7 @@ def require_compatible(
     if not changes:
         return
     name = now.pipeline
-    # The planned batch may be written in part, and only the earlier pipeline gives the same
+    # A part of the planned batch may be written, and only the earlier pipeline computes the same
     # records.
     if interrupted():
         next_step = (
@@ -102,7 +102,7 @@ def _stores_removed(pipeline: str, stores: Sequence[str]) -> CompatibilityError:
 
 
 def incompatible_changes(before: GenerationInfo, now: GenerationInfo) -> list[str]:
-    """List the changes because of which the state of `before` has another meaning for `now`."""
+    """List the changes that give the state of `before` another meaning for `now`."""
     return [*_changes(before, now)]
 
 
@@ -117,7 +117,7 @@ class StoreChanges:
     added: frozenset[str]
     """The new or changed stores and operators, by their names now."""
     removed: frozenset[str]
-    """The stores and operators that are gone or have changed, by their earlier names."""
+    """The stores and operators that were removed or changed, by their earlier names."""
 
     @classmethod
     def between(
@@ -130,8 +130,8 @@ class StoreChanges:
 
         `processors`: store → its processor's name now.
 
-        Raise CompatibilityError if the number of workers or the topics have changed, which
-        concerns all stores.
+        Raise CompatibilityError if the number of workers or the topics have changed, because that
+        affects all stores.
         """
         if changes := [*_changes_of_all(before, now)]:
             next_step = f"Compute all stores from the topics: sluice rebuild {now.pipeline}."
@@ -146,7 +146,8 @@ class StoreChanges:
                 next_step=next_step,
             )
         old, new = before.stores_by_name, now.stores_by_name
-        # A processor writes all of its stores, so one changed store makes it compute all of them.
+        # A processor writes all of its stores together. So if one store has changed, all of them
+        # are recomputed.
         recomputed: set[str] = set()
         for name in processors.keys() & old.keys():
             if _store_change(old[name], new[name]):
@@ -174,7 +175,7 @@ class StoreChanges:
 def _is_same_store(old: StoreInfo, new: StoreInfo) -> bool:
     """Return whether two stores have the same meaning.
 
-    Group and column may differ: rows are copied to the new group.
+    Group and column may differ, because rows are copied to the new group.
     """
     old_elsewhere = replace(old, group_id=0, store_column=0)
     new_elsewhere = replace(new, group_id=0, store_column=0)
@@ -182,7 +183,7 @@ def _is_same_store(old: StoreInfo, new: StoreInfo) -> bool:
 
 
 def stores_to_come(ledger: Ledger, before: GenerationInfo, now: GenerationInfo) -> frozenset[str]:
-    """Return what a changed pipeline adds, if a later generation is computing it now.
+    """Return the added stores and steps if a later generation is computing them now.
 
     A run can leave these stores and steps out until the later generation is current. If the
     pipeline has changed in other ways, too, leaving them out is not enough, and the result is
@@ -207,8 +208,8 @@ def number_of(definition: str) -> int:
 def changed_functions(before: GenerationInfo | None, now: GenerationInfo) -> list[str]:
     """Return the functions whose code has changed since the state was computed.
 
-    The state stays valid. Only the author knows whether the new code gives other results, and can
-    rebuild the state.
+    The state stays valid. Only the author knows whether the new code gives other results. If so,
+    the author can rebuild the state.
     """
     if before is None:
         return []
@@ -281,7 +282,7 @@ def _same_operators(before: GenerationInfo, now: GenerationInfo) -> Iterator[tup
             same.remove(name)
             yield name, name
             continue
-        # The author names stores, so only a step without a store can have another name now.
+        # The author names stores, so only a step without a store can have another name than before.
         if name in stores:
             continue
         for name_before in same:
@@ -306,7 +307,7 @@ def stores_of_processors(
     before: GenerationInfo,
     now: GenerationInfo,
 ) -> tuple[list[str], list[str]]:
-    """List the stores that processors have gained, which start empty, and those they have lost."""
+    """List the stores that processors have gained and lost. The gained stores start empty."""
     old, new = before.stores_by_name, now.stores_by_name
     changed = {*_gained_or_lost_stores(old, new)}
     return sorted(changed - old.keys()), sorted(changed - new.keys())

@@ -35,7 +35,7 @@ class RecordSource(Protocol):
     def read(
         self, partitions: Mapping[str, int], task: Chain, columns: StructType | str
     ) -> DataFrame:
-        """Read topics, and return the rows that a task makes of their records.
+        """Read topics, and return the rows into which `task` turns their records.
 
         `partitions`: topic → its number of partitions. The task takes record batches with the
         columns of `kafka_records.RECORDS`. `columns` are the rows' names and types.
@@ -44,7 +44,7 @@ class RecordSource(Protocol):
 
 @dataclass(frozen=True)
 class WrittenFrame:
-    """The DataFrame of a job's query, and what is known once it has been built."""
+    """The DataFrame of a job's query, and facts that are known once it has been built."""
 
     frame: DataFrame
     """The side outputs of the tasks that write the shards, as row batches."""
@@ -122,7 +122,7 @@ class Frames:
         return _Rows(row_batches, query.types, query.write)
 
     def _through_sql(self) -> _Rows:
-        """Build the row batches after the last stage with Python tasks and Spark SQL in turns."""
+        """Build the row batches after the last stage, alternating Python tasks and Spark SQL."""
         python_steps.register(self.spark, self.job)
         # If subexpressions were shared, Spark would compute them outside of `TryEval`, where a
         # failure ends the query.
@@ -135,7 +135,7 @@ class Frames:
                 registry=self.storage.registry,
             )
             schema = ", ".join(f"`{name}` {kind}" for name, kind in reader.columns.items())
-            # Spark SQL passes on rows only, so the side outputs go around it in a file.
+            # Spark SQL passes on rows only, so a file takes the side outputs past Spark SQL.
             decoding = Chain((reader, self.storage.side_outputs.leave))
             records = with_layers(self._read(decoding, schema), self.job.layers)
             return self._row_batches(records, reader)
@@ -143,7 +143,7 @@ class Frames:
             raise unresolved_error(self.job, error) from None
 
     def _read(self, task: Chain, columns: StructType | str) -> DataFrame:
-        """Return the rows that a task makes of the streams' records."""
+        """Return the rows into which `task` turns the streams' records."""
         return self.input.read(self._partitions_of(self.job.streams), task, columns)
 
     def _row_batches(self, records: DataFrame, reader: StreamReader) -> _Rows:

@@ -1,6 +1,6 @@
-"""The lease of a generation, which the driver takes before it writes and renews until it ends.
+"""The lease of a generation. The driver takes it before it writes, and renews it until the end.
 
-What a driver does if another driver, the holder, has the lease:
+If another driver, the holder, has the lease:
 
 - If the holder was a process of this machine and has ended, the driver takes the lease immediately.
 - If the holder has not renewed the lease for `silence_s`, the driver takes the lease.
@@ -40,7 +40,10 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Patience:
-    """How often a lease is renewed, and how long others wait, in seconds of the monotonic clock."""
+    """How often a lease is renewed, and how long other drivers wait for it.
+
+    In seconds of the monotonic clock.
+    """
 
     beat_s: float = 2.0
     silence_s: float = 20.0
@@ -50,14 +53,13 @@ class Patience:
     """How long a retry of a run waits for the driver of the previous try, if that driver is still
     running."""
     waits: bool = False
-    """Whether to wait for the end of another run, for as long as it takes."""
+    """Whether to wait without a limit for the end of another run."""
 
 
 PATIENCE = Patience()
 NOTED_AFTER_S, NOTED_EVERY_S = 5.0, 60.0
 BETWEEN_RUNS = Patience(waits=True)
-"""The patience of commands that need the lease only for moments, and may be started while a run
-goes on."""
+"""The patience of commands that need the lease only briefly, and may be started during a run."""
 
 
 def this_process(run: str) -> Holder:
@@ -107,7 +109,7 @@ class Lease:
             raise lost(self.leases.get(self.ref), self.epoch)
 
     def outrank(self, epoch: int) -> None:
-        """Take an epoch higher than `epoch`, which a shard has from a lost lease.
+        """Take an epoch above `epoch`, the epoch of a lost lease under which a shard was written.
 
         Raise LeaseError if the lease is no longer held.
         """
@@ -142,13 +144,13 @@ class Lease:
             if self._row is not None and not self._lost.is_set():
                 self.leases.release(self._row)
         except StateError as failed:
-            # Do not raise, which would hide another error. The next driver can
-            # take the lease of an ended process.
+            # Do not raise an error, because it would hide another one. The next driver can take the
+            # lease of an ended process.
             log.warning("lease not released", why=failed.detail)
 
     def _take(self) -> LeaseRow:
-        # Only this machine's monotonic clock is used: clocks of two
-        # machines differ, and a clock may be set.
+        # Use only this machine's monotonic clock: the clocks of two machines differ, and a clock
+        # may be set.
         begun = changed = time.monotonic()
         seen = self._current_row()
         first, is_waiting = seen, False
@@ -160,8 +162,8 @@ class Lease:
                 if seen is not None and seen.held:
                     log.warning("lease taken over", why=why, holder=str(seen), epoch=taken.epoch)
                 return taken
-            # If the lease's row has changed since the first look, its holder has renewed the lease,
-            # and is alive.
+            # If the lease's row has changed since the first reading, its holder has renewed the
+            # lease, and is alive.
             if seen is not None and self._is_refused(seen, first):
                 if not self.patience.waits:
                     raise self._refusal(seen)
@@ -177,7 +179,7 @@ class Lease:
                 self.on_wait(seen)
             if not why:
                 time.sleep(self.patience.beat_s / 4)
-            # Another driver may have taken the lease in between, or the holder may have renewed it.
+            # Another driver may have taken the lease meanwhile, or the holder may have renewed it.
             before, seen = seen, self._current_row()
             if seen != before:
                 changed = time.monotonic()
@@ -192,14 +194,14 @@ class Lease:
         # later.
         if silent >= self.patience.silence_s:
             return f"silent for {silent:.0f} s"
-        # If a task is killed, its driver may go on. Airflow's retry works for the same run, and
-        # waits for this driver, but not forever.
+        # If a task is killed, its driver may continue to run. Airflow's retry works for the same
+        # run, and waits for this driver, but not forever.
         if self._is_orphan(seen) and waited >= self.patience.orphan_s:
             return f"waited {waited:.0f} s for a driver of the same run"
         return ""
 
     def _is_refused(self, seen: LeaseRow, first: LeaseRow | None) -> bool:
-        """Return whether a holder of another run has renewed the lease since `first`."""
+        """Return whether a holder for another run has renewed the lease since `first` was read."""
         return seen.held and not self._is_orphan(seen) and seen != first
 
     def _is_orphan(self, seen: LeaseRow) -> bool:
@@ -247,7 +249,7 @@ def current_lease(
     def note(seen: LeaseRow) -> None:
         log.warning("waiting for the lease", pipeline=pipeline, holder=str(seen))
         error = WaitsForLease(f"A driver on {holder.host} waits for {seen}.")
-        with suppress(StateError):  # the driver itself reports that the ledger is away
+        with suppress(StateError):  # The driver itself reports that the ledger cannot be reached.
             ledger.failures.keep(Failure.of(error, pipeline, run=holder.run, kind="lease"))
 
     ledger.require_usable()
@@ -274,7 +276,7 @@ def current_lease(
 def is_gone(row: LeaseRow) -> bool:
     """Return whether the holder was a process of this machine and has certainly ended."""
     machine, _, started = row.process.rpartition("/")
-    # Process ids of another machine or container say nothing about processes here.
+    # Process ids of another machine or container have no meaning here.
     if not (machine and started) or machine != _machine():
         return False
     # `/proc` may hide processes of other users (its mount option `hidepid`). Of such a process,
@@ -302,7 +304,7 @@ def _is_visible(pid: int) -> bool:
 def _exists(pid: int) -> bool:
     """Return whether a process with this id exists.
 
-    It may be another process, which got the id later.
+    The id may have been given to another process since.
     """
     try:
         os.kill(pid, 0)

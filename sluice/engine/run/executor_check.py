@@ -39,13 +39,14 @@ _JOIN_SECONDS = 3.0
 """How long to wait for further executors after the first executor has started."""
 _CLOCK_SECONDS = 5.0
 _ERROR = re.compile(r"^\s*(?:[\w.]*\.)?(\w*(?:Error|Exception): .*)$", re.MULTILINE)
-"""Matches the line with which a traceback of Python ends, within an error of Spark."""
+"""Matches the last line of a Python traceback in the text of a Spark error."""
 
 
 def without_own_daemon(settings: Settings) -> Settings:
     """Return the settings with Spark's own Python daemon.
 
-    Sluice's daemon imports everything that tasks need. If a package is missing, it could not tell.
+    Sluice's daemon imports everything that tasks need. If a package were missing, Sluice's daemon
+    could not start, and could not name the package.
     """
     spark_conf = settings.spark_conf | {"spark.python.daemon.module": "pyspark.daemon"}
     return replace(settings, spark_conf=spark_conf)
@@ -65,8 +66,8 @@ def check_executors(spark: SparkSession, job: Job, settings: Settings) -> str:
     try:
         findings += _reports(spark, probe)
     except Exception as error:
-        # Whatever keeps tasks from running is a finding, too. The errors of PySpark and of py4j
-        # have the error of the executor's Python in their text.
+        # Any error that keeps tasks from running is a finding, too. The errors of PySpark and of
+        # py4j have the error of the executor's Python in their text.
         findings.append(Finding("executors", "tasks", "", _reason(str(error))))
     table = "\n".join(_lines(master, findings))
     failed = sum(1 for finding in findings if finding.error)
@@ -113,7 +114,8 @@ def _probe(storage: Storage, settings: Settings) -> Probe:
 def _reports(spark: SparkSession, probe: Probe) -> Sequence[Finding]:
     """Run the probe in a task on each core, and return the findings of each host."""
     context = spark.sparkContext
-    # Spark waits for the first executor, and counts the cores of running executors only.
+    # Run a job first: Spark then waits for the first executor. It counts only the cores of running
+    # executors.
     context.parallelize([0], 1).count()
     if not is_local(context.master or ""):
         time.sleep(_JOIN_SECONDS)
@@ -130,14 +132,18 @@ def _reports(spark: SparkSession, probe: Probe) -> Sequence[Finding]:
     for report in reports:
         for finding in (*report.findings, _clock(report, began, ended)):
             known = findings.get((finding.where, finding.check))
-            # Two executors on a host may have different settings. The one that fails counts.
+            # Two executors on a host may have different settings. If one of them fails, keep its
+            # finding.
             if known is None or (finding.error and not known.error):
                 findings[finding.where, finding.check] = finding
     return [findings[place] for place in sorted(findings)]
 
 
 def _clock(report: Report, began: float, ended: float) -> Finding:
-    """Compare the clock of a host with the driver's clock, by the time that a task took."""
+    """Compare a host's clock with the driver's clock.
+
+    The time that the task took limits the accuracy.
+    """
     off = max(began - report.time, report.time - ended, 0.0)
     text = f"differs by {off:.1f} s" if off else "as the driver's"
     if off > _CLOCK_SECONDS:
@@ -146,7 +152,7 @@ def _clock(report: Report, began: float, ended: float) -> Finding:
 
 
 def _reason(text: str) -> str:
-    """Return the line of an error of Spark that says why Python has failed on an executor."""
+    """Return the line of Spark's error that tells why Python has failed on an executor."""
     errors = _ERROR.findall(text)
     return str(errors[-1] if errors else text.strip().partition("\n")[0])
 

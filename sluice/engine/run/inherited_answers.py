@@ -1,4 +1,4 @@
-"""Gives a new generation the current generation's recorded answers, so that no call is repeated."""
+"""Copies the current generation's recorded answers to a new one, which then repeats no calls."""
 
 from __future__ import annotations
 

@@ -74,16 +74,16 @@ class JobRun:
     job: Job
     settings: Settings
     generation: int | None = None
-    """None for the current generation."""
+    """The generation to write; None for the current one."""
     max_records: int | None = None
-    """None if the size of batches follows from the memory in the settings."""
+    """The most records of a batch; None if the limit follows from the memory in the settings."""
     patience: Patience = PATIENCE
     steps: Sequence[ReplayStep] | None = None
-    """For a rebuild, the batches to run. They write no output, because their output was written
-    before."""
+    """For a rebuild, the batches to run. They write no output, because it has already been
+    written."""
     plan_without: PlanOf | None = None
-    """Plans the pipeline without some stores and steps: `ChangedStores` computes these while runs
-    go on."""
+    """Plans the pipeline without some stores and steps, which `ChangedStores` computes while runs
+    continue."""
 
     def run(self) -> int:
         """Read, compute and publish all records. Return the number of records read.
@@ -109,21 +109,21 @@ class JobRun:
                 lease.outrank(outranked.epoch)
                 continue
             except _RegistryAwayError as found:
-                # A rebuild is repeated by those who have started it.
+                # The caller of a rebuild repeats the rebuild itself.
                 if self.steps is not None:
                     raise found.away from None
                 read += found.read
                 registry.wait(found.away, has_read=found.read > 0)
                 continue
             read += count
-        # A rebuild's generation has no standbys: readers do not see it yet.
+        # A rebuild's generation has no standbys, because readers do not see it yet.
         if self.steps is None:
             StandbyCopies(ledger, lease).refresh()
         return read
 
     def _require_host_of_shards(self, ledger: Ledger) -> None:
         ledger.require_usable()
-        # A rebuild makes new shards, on any host.
+        # A rebuild creates new shards, so any host will do.
         if self.steps is not None:
             return
         generation = self.generation
@@ -154,7 +154,7 @@ class JobRun:
     def _run(self, ledger: Ledger, lease: Lease, storage: Storage) -> tuple[int, bool]:
         """Read all records of the present partitions.
 
-        Return their number, and whether the run must go on with another call.
+        Return the number of records, and whether this function must be called again.
 
         The next call reads new partitions, and new topics that match a pattern, with new clients.
         """
@@ -174,8 +174,8 @@ class JobRun:
                 pipeline=self.job.pipeline.name,
                 without=sorted(missing),
             )
-            # The missing stores are computed from the topics in another
-            # generation, and are added when that generation is promoted.
+            # Another generation computes the missing stores from the topics. They are added when
+            # that generation is promoted.
             planned = self.plan_without(missing)
             job = with_matching_topics(planned, self.settings.kafka, ledger, storage.ref)
             rest = replace(self, job=job, plan_without=None)
@@ -209,18 +209,17 @@ class JobRun:
             {} if newest is None else newest.positions, {} if planned is None else planned.ends
         )
         partitions = partition_counts(self.settings.kafka, self.job.topics)
-        # A topic that was deleted must not be created again without a word.
+        # Do not silently create a deleted topic again.
         topics.require_never_written(ids)
         output = self._output(writer, partitions)
         clocks = self._clocks(ledger, writer)
         size = BatchSize(self.settings.memory, self.max_records)
-        # The batches of a rebuild that has steps are given.
+        # For a rebuild with steps, the sizes of batches are given.
         if self.steps is None:
             expect_size(size, self.job, self.settings.kafka, positions_after(newest, firsts))
         # The first comparison takes some milliseconds, while the session is being started.
         clocks.now()
-        # The session was being started while Kafka and the ledger were read. It is needed from here
-        # on.
+        # The session was being started meanwhile. From here on, it is needed.
         spark = wait_for_session(self.spark)
         if self.job.pipeline.file is not None:
             send_to_executors(spark.sparkContext, self.job.pipeline.file)
@@ -266,7 +265,7 @@ class JobRun:
 
         Return None for a rebuild, whose output has been written already.
 
-        A rebuild's producer would also fence the producer of a run that goes on meanwhile.
+        A rebuild's producer would also fence the producer of a run that is writing meanwhile.
         """
         if self.steps is not None:
             return None
@@ -279,7 +278,7 @@ class JobRun:
         return _TopicOutput(transaction, limits)
 
     def _stores_to_come(self, ledger: Ledger, setup: _Setup) -> frozenset[str]:
-        """Return what this run leaves out because another generation is still computing it."""
+        """Return the stores and steps that this run omits and another generation is computing."""
         if self.plan_without is None or setup.registered is None:
             return frozenset()
         return stores_to_come(ledger, setup.registered, setup.info)
@@ -296,11 +295,10 @@ class JobRun:
         2. The output's markers are read before the shards are prepared. The markers say which batch
            was written last, so that a ledger or shards from an older backup are recognized.
         3. The shards are prepared before the tables outside Kafka are opened. If the ledger is
-           older than the shards, a shard refuses this driver, which has then not yet fenced other
-           drivers off from the tables.
-        4. The lease is checked after the tables are opened and before the generation is registered.
-           A driver that had lost its lease has just fenced off its successor from the tables, and
-           must not go on.
+           older than the shards, a shard refuses this driver, before this driver has fenced other
+           drivers off from the tables. 4. The lease is checked after the tables are opened and
+           before the generation is registered. A driver that has lost its lease has just fenced its
+           successor off from the tables, and must stop.
         """
         query, storage, output = setup.query, setup.query.storage, setup.output
         is_interrupted = setup.newest is not None and setup.planned is not None
@@ -359,20 +357,20 @@ class JobRun:
 
         `written`: see `Storage.prepare`.
 
-        Raise _OutrankedError if the ledger has lost a newer lease: a fail-over of its database may
-        have lost the newest commits. It has lost no published batch, because `Storage.prepare` has
-        compared it with the markers.
+        Raise _OutrankedError if the ledger has lost a newer lease, for example because a fail-over
+        of its database has lost the newest commits. The ledger has lost no published batch, because
+        `Storage.prepare` has compared it with the markers.
         """
         try:
             storage.prepare(ledger, written, lease.epoch)
         except LeaseError:
-            lease.require_in_ledger()  # raises the error of a driver that has lost its lease
+            lease.require_in_ledger()  # Raises LeaseError if this driver has lost its lease.
             raise _OutrankedError(storage.newest_epoch()) from None
 
     def _run_batches(self, loop: BatchLoop, setup: _Setup) -> bool:
         """Run the steps of a rebuild, or read all records.
 
-        Return whether the run must go on with a new query and new clients: the topics have new
+        Return whether the run must continue with a new query and new clients: the topics have new
         partitions to read, or files of the clients were replaced.
         """
         if self.steps is None:
@@ -449,7 +447,7 @@ class JobRun:
         """
         formerly = ledger.renames.former_names(self.job.pipeline.name)
         for former in formerly:
-            # Runs by the former name have failed until its file had the new name.
+            # Under the former name, runs failed until the file had the new name.
             ledger.failures.clear(former, *KINDS)
         writers = table_sinks(self.job, self.settings, spark, formerly)
         published: Published | None = None
@@ -483,7 +481,7 @@ class JobRun:
         before: GenerationInfo | None,
         info: GenerationInfo,
     ) -> None:
-        """Log and note changes of contracts and outputs that the authors may not expect."""
+        """Log and record changes of contracts and outputs that the authors may not expect."""
         warnings: list[str] = []
         known: Collection[str] = ()
         if before is not None:
@@ -530,7 +528,7 @@ class _TopicOutput:
 
 @dataclass(frozen=True)
 class _Setup:
-    """Everything that a run knows and has built before it opens its output."""
+    """Everything that a run has read and built before it opens its output."""
 
     topics: RunTopics
     newest: Snapshot | None
@@ -543,12 +541,12 @@ class _Setup:
     source: KafkaInput
     query: JobQuery
     info: GenerationInfo
-    """The generation as the pipeline describes it now."""
+    """The generation's description by the present pipeline."""
     registered: GenerationInfo | None
-    """The generation as the last run has registered it; None before the first snapshot."""
+    """The generation's description that the last run registered; None before the first snapshot."""
     clocks: Clocks
     files: ReplacedFiles
-    """The files of the run's clients, as they were before the clients were made."""
+    """The files of the run's clients, with their versions before the clients were made."""
 
 
 @contextmanager
@@ -603,7 +601,7 @@ def require_reachable(master: str, locations: Sequence[str]) -> None:
 
 
 class _RegistryAwayError(Exception):
-    """The schema registry is away, after so many records were read."""
+    """The schema registry cannot be reached. `read` is the number of records read before."""
 
     def __init__(self, away: RegistryAway, read: int) -> None:
         super().__init__(away, read)
@@ -612,7 +610,7 @@ class _RegistryAwayError(Exception):
 
 
 class _OutrankedError(Exception):
-    """A shard was written under a newer lease than this driver's, the ledger's newest."""
+    """A shard was written under a newer lease than the ledger's newest, which this driver holds."""
 
     def __init__(self, epoch: int) -> None:
         super().__init__(epoch)

@@ -1,4 +1,4 @@
-"""Waits for new records after a run has read all records, so that they need no new driver."""
+"""Waits for new records after a run has read all records, to save the start of a new driver."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ log = structlog.get_logger()
 News = Literal["records", "partitions", "certificates", "timers"]
 
 _LOOK_S = 2.0
-"""How often a run that lingers looks whether the pipeline was paused."""
+"""How often a lingering run checks whether the pipeline was paused."""
 LONGEST_S = 3_600.0
-"""A run lingers for at most an hour. The next run loads the pipeline's file again, so that changes
-take effect, and no task reaches Airflow's time limit of two hours."""
+"""A run lingers for at most an hour. Then a new run loads the pipeline's file again, and no task
+exceeds Airflow's limit of two hours."""
 
 
 @dataclass
@@ -39,10 +39,10 @@ class Linger:
     milliseconds: int
     """How long to wait for new records."""
     check: Callable[[], None]
-    """Raises an error if this driver cannot go on, for example because it has lost its lease."""
+    """Raises an error if this driver must stop, for example because it has lost its lease."""
     clocks: Clocks
     files: ReplacedFiles
-    """The files of the run's clients, as they were before the clients were made."""
+    """The files of the run's clients, with their versions before the clients were made."""
     pause_s: float = 0.25
     is_paused: Callable[[], bool] = lambda: False
     """Returns whether somebody has paused the pipeline, which ends the wait."""
@@ -57,8 +57,8 @@ class Linger:
         """Wait for records beyond `positions`, for new partitions, or for a timer.
 
         The timer is due at `next_timer`, epoch ms. Also end if files that the run's clients have
-        read, such as a certificate, were replaced: the run then makes new clients. Return None
-        after the waiting time.
+        read, such as a certificate, were replaced: the run then makes new clients. Return None when
+        the waiting time has ended.
         """
         if not self.milliseconds:
             return None
@@ -66,7 +66,7 @@ class Linger:
         while (left := end - time.monotonic()) > 0:
             if self.files.were_replaced():
                 return "certificates"
-            # Another driver may have taken the lease over while this driver waited.
+            # Another driver may have taken over the lease while this driver waited.
             self.check()
             if self._was_paused():
                 return None
@@ -83,7 +83,7 @@ class Linger:
         return None
 
     def _was_paused(self) -> bool:
-        """Return whether the pipeline is paused, which is read only now and then."""
+        """Return whether the pipeline is paused. Reads this from the ledger only now and then."""
         now = time.monotonic()
         if now < self._next_look:
             return False
@@ -99,7 +99,7 @@ class Linger:
             return self._read_lag(positions).readable
 
     def _has_new_partitions(self, lag: Lag) -> bool:
-        # The result is also true if a topic is gone. The run then looks for the topics again, and
+        # This is also true if a topic was deleted. The run then looks for the topics again, and
         # ends with an error.
         present = dict.fromkeys(self.partitions, 0)
         for topic, ends in lag.ends.items():
@@ -109,11 +109,12 @@ class Linger:
     def _lag(self, positions: Offsets) -> Lag | None:
         """Return the lag; None while the broker cannot be reached, which is logged once.
 
-        Raise AccessDenied if a topic may no longer be described.
+        Raise AccessDenied if Kafka no longer allows a topic to be described.
         """
         try:
             lag = self._read_lag(positions)
-        # A broker may restart while a run lingers. The lease and the time limit still end the wait.
+        # A broker may restart while a run lingers, so continue to wait. The lease and the time
+        # limit still end the wait.
         except (KafkaException, TimeoutError) as error:
             if isinstance(error, KafkaException):
                 denied = denial(self.kafka, error)

@@ -79,7 +79,7 @@ def check(settings: Settings, planned: Sequence[Plan]) -> Findings:
                 try:
                     if warning := check_job(spark, plan.job, settings, ledger):
                         findings.warnings[plan.pipeline.name] = warning
-                # One broken pipeline must not hide the errors of the others.
+                # An error in one pipeline must not hide the errors of others.
                 except (TopologyError, EngineError) as error:
                     findings.errors[plan.pipeline.name] = error
     finally:

@@ -1,7 +1,7 @@
-"""What has changed in a pipeline since its newest snapshot, and what the next run makes of it.
+"""Lists a pipeline's changes since its newest snapshot, and their effects on the next run.
 
-Whether the state still fits is decided by `compatibility`, as in a run. The other changes never
-stop a run.
+`compatibility` decides whether the state still fits, as in a run. The other changes never stop a
+run.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from sluice.values.phrases import listed
 
 
 class Weight(IntEnum):
-    """How much a change matters to those who release it."""
+    """The importance of a change for the people who release it."""
 
     NOTE = 0
-    """Runs go on as before."""
+    """Runs continue as before."""
     WARNING = 1
-    """Runs go on, but results change, or readers of an output must know."""
+    """Runs continue, but results change, or readers of an output must know of the change."""
     STOP = 2
-    """Runs stop before they read a record, until somebody calls a command."""
+    """Runs stop before they read a record, until a command is called."""
 
 
 @dataclass(frozen=True)
@@ -39,16 +39,16 @@ class PipelineChange:
 
     weight: Weight
     text: str
-    """What has changed."""
+    """A description of the change."""
     effect: str
-    """What will happen. A full sentence."""
+    """The change's effect, as a full sentence."""
 
     def __str__(self) -> str:
         return f"{self.text}. {self.effect}"
 
 
 def published_changes(before: GenerationInfo, now: GenerationInfo) -> list[PipelineChange]:
-    """List the changes since the generation `before` was registered, the weightiest first."""
+    """List the changes since the generation `before` was registered, the most serious first."""
     changes = [*_of_state(before, now), *_with_fitting_state(before, now)]
     # A change that stops runs names the steps itself, with all steps before them.
     if all(change.weight is not Weight.STOP for change in changes):
@@ -57,13 +57,14 @@ def published_changes(before: GenerationInfo, now: GenerationInfo) -> list[Pipel
 
 
 def warnings_of(before: GenerationInfo, now: GenerationInfo) -> list[str]:
-    """List warnings of changed contracts and outputs, with which the state still fits."""
+    """List warnings of changed contracts and outputs that are compatible with the state."""
     changes = _with_fitting_state(before, now)
     return [str(change) for change in changes if change.weight is Weight.WARNING]
 
 
 def _with_fitting_state(before: GenerationInfo, now: GenerationInfo) -> list[PipelineChange]:
-    # A generation of an earlier version has no contracts. Every pipeline reads a topic.
+    # Earlier versions of Sluice recorded no contracts. Otherwise there are some, because every
+    # pipeline reads a topic.
     if not before.contracts:
         return []
     return [*_of_contracts(before, now), *_of_outputs(before, now)]
@@ -132,7 +133,7 @@ def _of_output(name: str, before: GenerationInfo, now: GenerationInfo) -> Iterat
     added = sorted(new.keys() - old.keys())
     other: list[str] = []
     for field in sorted(old.keys() & new.keys()):
-        # A type that is not known may be the same.
+        # An unknown type may be unchanged.
         is_known = old[field] and new[field]
         if is_known and old[field] != new[field]:
             other.append(field)

@@ -30,19 +30,20 @@ _PYTHON_ERROR = re.compile(r"[A-Za-z_.]+(Error|Exception|Crash): ")
 def query_errors(storage: Storage, lease: Lease) -> Iterator[None]:
     """Raise the error of publishing, or else an EngineError with the cause of Spark's error.
 
-    Errors of a file system, such as a full disk, become EngineErrors too.
+    Errors of a file system, such as a full disk, become EngineErrors too. Spark's error has only
+    the text of other errors.
     """
     try:
         yield
     except StreamingQueryException as failed:
-        # If another driver has taken the lease over, it may have changed the shards under this
-        # query. Then the lost lease is the real cause of the query's error.
+        # If another driver has taken over the lease, it may have changed the shards while this
+        # query was running. Then the lost lease is the real cause of the query's error.
         lease.require_in_ledger()
-        # The error of publishing, of which Spark's error has only the text.
+        # The error that publishing raised. Spark's error has only its text.
         if isinstance(failed.__cause__, SluiceError):
             raise failed.__cause__ from None
         message = str(failed)
-        # The errors of tasks come from Python workers, so Spark has only their text.
+        # Tasks fail in Python workers, so Spark has only the text of their errors.
         error = _task_error(storage, message) or no_result_error(storage.job, message)
         if error is not None:
             raise error from None
@@ -55,7 +56,7 @@ def query_errors(storage: Storage, lease: Lease) -> Iterator[None]:
             next_step=advice,
         ) from failed
     except ConnectionError:
-        raise  # the JVM is gone, which `jvm_errors` reports
+        raise  # `jvm_errors` reports that the JVM has ended.
     except OSError as failed:
         raise EngineError(
             f"{storage.job.pipeline.name} cannot read or write a file: {sentence(failed)}",
@@ -66,7 +67,8 @@ def query_errors(storage: Storage, lease: Lease) -> Iterator[None]:
 def _task_error(storage: Storage, message: str) -> SluiceError | None:
     """Return the error of a task, if Spark's message has it.
 
-    The task's driver has lost its lease, its state is damaged, or a Python worker has failed.
+    Possible causes: the driver has lost its lease, a shard is damaged, or a Python worker has
+    failed.
     """
     if (lost := _LEASE_LOST.search(message)) is not None:
         return LeaseError(lost[1], next_step="Wait until the other driver has finished.")

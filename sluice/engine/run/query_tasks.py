@@ -38,7 +38,7 @@ from sluice.plan import Job, Layers
 class QueryTasks:
     """Makes the tasks of a job's query.
 
-    Each stage needs the types that are known after the stage before it.
+    Each stage needs the types that are known after the previous stage.
     """
 
     job: Job
@@ -46,7 +46,8 @@ class QueryTasks:
     reader: StreamReader
     ingest: Ingest
     edges: Layers
-    """The columns that the edges from the stateless steps add to the columns of these steps."""
+    """The columns of the edges from the stateless steps, computed from the columns of these
+    steps."""
     known: KnownTypes
     """The types that are known before the first stage."""
     stages: Stages
@@ -66,8 +67,8 @@ class QueryTasks:
     ) -> Self:
         """Make the tasks.
 
-        `type_of` returns the type of a column after the stateless steps, and `kinds` the types of
-        columns that are computed from such columns.
+        `type_of` returns the type of a column after the stateless steps. `kinds` returns the types
+        of columns that are computed from such columns.
         """
         job = storage.job
         inputs: dict[str, str] = {}

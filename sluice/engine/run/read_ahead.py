@@ -1,8 +1,7 @@
 """Starts the query of each batch. Tasks read the next batch of a backlog while a batch is written.
 
-Writing the shards and the output takes time of a few tasks and of the driver, in which the other
-tasks would wait. So the query of the next batch starts as soon as the tasks of a batch have read
-its records:
+While a few tasks write the shards, and the driver the output, the other tasks would be idle. So the
+query of the next batch starts as soon as the tasks of a batch have read its records:
 
 1. Spark computes the query of a batch up to its last shuffle, and then calls a function that waits
    for the batch's turn (`BatchQuery`).
@@ -10,8 +9,8 @@ its records:
    the tasks have reported (`ReadTimes`), and then publishes its batch.
 3. `_begin_next` starts the query of the next batch in another thread, with the start that follows
    from these times.
-4. When the batch is published, the driver computes the next batch's start from the ledger. If the
-   tasks have read by another start, `query` closes their query, and starts another one.
+   4. When the batch is published, the driver computes the next batch's start from the ledger. If
+   the tasks have read with another start, `query` closes their query, and starts another one.
 
 Nothing of a batch is written before its turn. If the current batch fails, the query of the next
 batch is stopped, and the ledger knows nothing of this batch.
@@ -40,8 +39,8 @@ def may_read_ahead(job: Job) -> bool:
     """Return whether the tasks may read a batch before the previous batch is published.
 
     If there are several shuffles, the tasks before the last shuffle also write states, which must
-    not be written before the previous batch is published. And if tasks that read need a stream time
-    that only the stages know, they must wait for the stages of the previous batch.
+    not be written before the previous batch is published. If the tasks that read need a stream time
+    that only the stages know, they must wait for the previous batch's stages.
     """
     return job.has_one_shuffle and job.reads_without_stages
 
@@ -75,7 +74,7 @@ class BatchQueries:
     def query(self, start: BatchStart) -> BatchQuery:
         """Return the query of the current batch, whose turn has come. The caller must close it.
 
-        If its tasks have begun to read from anything other than this start, they have read in vain.
+        If its tasks have begun to read with another start, their results are discarded.
         """
         query, self._begun = self._begun, None
         if query is not None:
@@ -101,7 +100,7 @@ class BatchQueries:
         assert self._current is not None
         ends = self._current.ends
         if offsets_between(ends, plan.ends) <= 0:
-            # The batch has no records to read.
+            # A batch without records has nothing to read ahead.
             return plan, None
         start = self._start_of(plan, ends, times)
         return plan, self._start_query(start, self._begin_next)
@@ -130,4 +129,4 @@ class BatchQueries:
 
 
 _Upcoming: TypeAlias = tuple[PlannedBatch, BatchQuery | None]
-"""The next batch of a backlog, and its query if its tasks read already."""
+"""The next batch of a backlog, and its query if its tasks are already reading."""

@@ -16,7 +16,7 @@ from sluice.values.windows import AnyWindow
 
 
 class KnownTypes(Protocol):
-    """The types of stores and of their inputs: those of a run, or others in their place."""
+    """The types of stores and of their inputs, either of a run or a stand-in."""
 
     @property
     def stores(self) -> Mapping[str, str]:
@@ -129,8 +129,8 @@ def _operators(job: Job, types: KnownTypes) -> Iterator[tuple[str, str]]:
     states.
     """
     for operator in job.operators:
-        # A call or a look-up keeps only recorded answers, and each answer says itself what was
-        # asked. So the answers stay valid if the steps change, and need no definition.
+        # A call or a look-up keeps only recorded answers, and each answer has its question. So the
+        # answers stay valid if the steps change, and the operator needs no definition.
         if isinstance(operator.action, CallParameters | TableLookupParameters):
             continue
         inputs = types.inputs[operator.number]

@@ -1,4 +1,4 @@
-"""Waits for a schema registry that is away, as a run waits for brokers."""
+"""Waits for a schema registry that cannot be reached, as a run waits for brokers."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from sluice.state.ledger.ledger import Ledger
 log = structlog.get_logger()
 
 PATIENCE_S = 300.0
-"""How long a run waits without reading any record. After that, it fails, and is started again."""
+"""How long a run waits without reading any record. After this time, the run fails, and is started
+again."""
 FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 15.0
 _STEP_S = 0.5
 
 
 @dataclass
 class RegistryWait:
-    """The waiting of one run. While it waits, the ledger says so."""
+    """Waits for one run. In the meantime, the ledger shows that the run is waiting."""
 
     job: Job
     registry: Registry
@@ -39,7 +40,7 @@ class RegistryWait:
     _pause_s: float = field(default=FIRST_PAUSE_S, init=False)
 
     def begin(self) -> None:
-        """Wait if the ledger says that an earlier run has found the registry away."""
+        """Wait if the ledger says that an earlier run could not reach the registry."""
         if next(_subjects(self.job), None) is None:
             return
         name = self.job.pipeline.name
@@ -53,7 +54,7 @@ class RegistryWait:
             self.wait(away, has_read=False)
 
     def wait(self, away: RegistryAway, *, has_read: bool) -> None:
-        """Wait until the registry answers. Raise the error when patience is at an end.
+        """Wait until the registry answers. Raise the error after `PATIENCE_S`.
 
         `has_read`: whether the run has read records since it last waited.
         """
@@ -65,7 +66,7 @@ class RegistryWait:
         while reason is not None:
             if time.monotonic() - self._since >= PATIENCE_S:
                 raise reason
-            with suppress(StateError):  # the lease reports that the ledger is away
+            with suppress(StateError):  # The lease reports that the ledger cannot be reached.
                 failure = Failure.of(reason, name, run=self.run, kind="registry")
                 self.ledger.failures.keep(failure)
             self._pause()
@@ -80,7 +81,7 @@ class RegistryWait:
             time.sleep(min(_STEP_S, left))
 
     def _why_away(self) -> RegistryAway | None:
-        """Return why the registry does not answer a question about a topic; None if it does."""
+        """Ask the registry about a topic. Return why it does not answer; None if it does."""
         subject = next(_subjects(self.job), None)
         if subject is None:
             return None

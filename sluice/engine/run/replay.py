@@ -23,7 +23,7 @@ class ReplayStep:
     ends: Positions
     """The batch's end offsets, for the partitions that existed when the batch first ran."""
     begun: int | None = None
-    """The time at which the batch began, epoch ms; None for now."""
+    """The time at which the batch began, epoch ms; None for the current time."""
     partitions: Mapping[str, int] | None = None
     """Topic → its number of partitions when the batch first ran; None for the current numbers."""
     by_clock: bool = False
@@ -34,8 +34,8 @@ def replay_steps(history: Iterable[Batch]) -> Iterator[ReplayStep]:
     """Yield the steps that replay a history, whose batches are sorted from oldest to newest."""
     ends: dict[str, dict[str, int]] = {}
     for batch in history:
-        # A batch of the history has end offsets only for partitions from which it has read. The
-        # other partitions keep the offsets of earlier batches.
+        # A batch of the history has end offsets only for partitions from which it has read. For the
+        # other partitions, the offsets of earlier batches apply.
         ends = merge_ends(ends, batch.ends)
         yield ReplayStep(ends, batch.begun, batch.partitions, batch.by_clock)
 
@@ -58,7 +58,7 @@ def divided(
         most = most_records()
         share = min(most / unread, 1)
         if most / 2 < unread <= most:
-            # All of the rest would be a large last batch.
+            # Do not read all remaining records in this batch: the last batch is to be small.
             share = _SHARE_BEFORE_LAST
         for topic, starts in position.items():
             for partition, start in starts.items():
@@ -73,7 +73,7 @@ def join_steps(
     begin: Positions,
     most: int,
 ) -> list[ReplayStep]:
-    """Join steps into steps of at most `most` records, if results do not depend on their ends.
+    """Join steps into steps of at most `most` records, unless results depend on where steps end.
 
     Many small batches replay much faster when joined. `types` has the DDL type of each store's
     values.
@@ -99,7 +99,7 @@ def join_steps(
 
 
 def _is_independent_of_batches(job: Job, types: Mapping[str, str]) -> bool:
-    """Return whether no result depends on where batches end, or on the time of processing."""
+    """Return whether results depend neither on where batches end, nor on the time of processing."""
     if job.has_operators or any(isinstance(layer, Transformation) for layer in job.layers):
         return False
     # Which partitions are idle depends on each batch's clock.

@@ -1,7 +1,8 @@
-"""All topics of a run. One request to a broker tells whether they are the same as before.
+"""All topics of a run. One request to a broker shows whether they are still the same topics.
 
-A run asks when it begins, before the output of each batch, when it has read all records, and while
-it lingers. The connection to the broker stays open, so that a request takes about a millisecond.
+A run makes this request when it begins, before the output of each batch, when it has read all
+records, and while it lingers. The connection to the broker stays open, so a request takes only
+about a millisecond.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ from sluice.values.record_places import Partition
 log = structlog.get_logger()
 
 _SETTLED_S = 2.0
-"""A broker learns of a new topic a moment later. A topic that it lacks for longer is gone."""
+"""A broker learns of a new topic with a short delay. If it lacks a topic for longer than this, the
+topic was deleted."""
 _PAUSE_S = 0.1
 _WATCH_S = 5.0
-"""How long a run lingers until it asks again whether it could write."""
+"""How long a run lingers until it checks again whether it could write."""
 
 
 @dataclass
@@ -41,10 +43,11 @@ class RunTopics:
     kafka: Mapping[str, str] = field(repr=False)
     sources: SourceIdentity
     outputs: OutputIdentity | None
-    """None for a rebuild, which writes no output."""
+    """The identity of the topics that the run writes; None for a rebuild, which writes no
+    output."""
     _watched_at: float = field(default_factory=time.monotonic, init=False)
     _is_away: bool = field(default=False, init=False)
-    """Whether no broker has answered the last question."""
+    """Whether no broker has answered the last request."""
 
     def require_access(self) -> Mapping[str, str]:
         """Raise AccessDenied if Kafka denies an operation that the run needs.
@@ -66,7 +69,7 @@ class RunTopics:
             self._when_settled(outputs.require_never_written)
 
     def begin(self, output: TransactionalOutput) -> None:
-        """Expect the present topics for the whole run.
+        """Expect the present topics to stay the same for the whole run.
 
         Raise OutputError if the pipeline has written its newest batch to other topics.
         """
@@ -77,7 +80,7 @@ class RunTopics:
             output.why_unwritable = self.why_unwritable
 
     def check_batch(self, read: Sequence[SourceAudit]) -> Sequence[SourcePartition]:
-        """Raise InputError or OutputError if a topic was deleted or cut off during the run.
+        """Raise InputError or OutputError if a topic was deleted or truncated during the run.
 
         `read` and the result: see `SourceIdentity.check_batch`.
         """
@@ -97,7 +100,7 @@ class RunTopics:
             self._when_settled(self.outputs.require_same)
 
     def why_unwritable(self) -> EngineError | None:
-        """Return why the run cannot go on: an output was deleted, or Kafka denies an operation.
+        """Return why the run cannot continue: an output was deleted, or Kafka denies an operation.
 
         Return None if there is no reason, or while no broker answers.
         """
@@ -115,7 +118,7 @@ class RunTopics:
         return None
 
     def watch(self) -> None:
-        """Raise the error of `why_unwritable`, if any, but ask only every few seconds."""
+        """Raise the error of `why_unwritable`, if any. Ask the broker only every few seconds."""
         if time.monotonic() >= self._watched_at + _WATCH_S:
             self._watched_at = time.monotonic()
             if (reason := self.why_unwritable()) is not None:

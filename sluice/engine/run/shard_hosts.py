@@ -1,7 +1,8 @@
 """Keeps a run from a host that does not have the SQLite files of the shards.
 
-There, all shards would seem to be lost, and the state would be computed from the topics again.
-Airflow with several workers could repeat this with every run that another worker gets.
+On such a host, all shards would seem to be lost, and the state would be computed from the topics
+again. With several Airflow workers, this could happen each time that another Airflow worker gets
+the run.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def require_host_of_shards(
 
     Call this before the lease is taken, because the lease's row names the host of the last run.
     """
-    # If the ledger is a file, too, there is only one host. Its name may have changed.
+    # If the ledger is a file, too, there is only one host, but its name may have changed.
     if is_file(ledger_url) or ledger.snapshots.last_batch(ref) is None:
         return
     last = ledger.leases.get(ref)
@@ -31,8 +32,8 @@ def require_host_of_shards(
     if last is None or last.host == own:
         return
     absent = _absent_files(addresses)
-    # Files that this host has are on a disk that both hosts share, or this host has a new name.
-    # If only some files are absent, they are lost.
+    # If this host has files, both hosts share a disk, or this host has a new name. If only some
+    # files are absent, they are lost.
     if not absent or len(absent) < len(addresses):
         return
     name = ref.pipeline

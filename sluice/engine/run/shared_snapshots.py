@@ -1,7 +1,7 @@
 """The snapshots of other pipelines at which a batch reads their stores.
 
 The plan of a batch names the snapshots, and retention keeps them until the batch is published. So
-all records of a batch read the same snapshot, also if the batch is repeated.
+all records of a batch read the same snapshot, even if the batch is repeated.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sluice.values.sql_types import compact, struct_fields
 log = structlog.get_logger()
 
 _WIDER = {"tinyint": 1, "smallint": 2, "int": 3, "bigint": 4}
-"""Types of whole numbers, by their size: a larger one can take the values of a smaller one."""
+"""Integer types → their rank by size. A larger type can hold the values of a smaller one."""
 
 
 class Published(NamedTuple):
@@ -36,7 +36,8 @@ class Published(NamedTuple):
 def newest_snapshots(ledger: Ledger, job: Job) -> dict[str, str]:
     """Return other pipeline → its newest snapshot, for the plan of a batch.
 
-    Raise EngineError if a pipeline has none, or if a store does not fit what the job reads.
+    Raise EngineError if a pipeline has no snapshot, or if a store's type is not readable as the
+    type that the job declares.
     """
     newest: dict[str, Published] = {}
     for store, kind in job.shared_stores:
@@ -52,8 +53,8 @@ def shared_snapshots(
 ) -> dict[str, SharedSnapshot]:
     """Return where tasks read each store, at the snapshots of the batch's plan.
 
-    A snapshot that is gone is replaced by the newest: the values that an earlier attempt has read
-    are recorded, and nothing of the batch has been written before all of them were.
+    If a snapshot is gone, the newest one replaces it. This is safe: the values that an earlier
+    attempt has read are recorded, and the batch writes nothing before all of them are recorded.
     """
     read: dict[str, Published] = {}
     shared: dict[str, SharedSnapshot] = {}
@@ -135,7 +136,8 @@ def _store_info(ledger: Ledger, store: SharedStore, published: Published) -> Sto
 
 
 def _other_name(store: SharedStore) -> str:
-    # The default name of the recorded values would change with the names in store_of.
+    # Without `answers=`, the name under which values are recorded changes with the names in
+    # `store_of`.
     return (
         f"Change store_of({store.pipeline!r}, {store.store!r}, ...) to this name. If lookup_in has "
         f"no answers=, also add answers={store.answers!r}, so that the values that are recorded "
@@ -148,7 +150,7 @@ def _names(info: GenerationInfo) -> list[str]:
 
 
 def _require_readable(described: StoreInfo, store: SharedStore, kind: str, reader: str) -> None:
-    """Raise EngineError if a store does not have what a pipeline reads of it."""
+    """Raise EngineError if a store lacks something that a pipeline reads from it."""
     if described.windows is not None:
         raise EngineError(
             f"The store {store} has windows, and lookup_in reads a value per key.",
@@ -164,7 +166,7 @@ def _require_readable(described: StoreInfo, store: SharedStore, kind: str, reade
 
 
 def _differences(published: str, read: str) -> Iterator[str]:
-    """Yield how a published type lacks something that is read."""
+    """Yield each difference that prevents reading a published type as the type `read`."""
     fields, published_fields = struct_fields(read), struct_fields(published)
     if not fields or not published_fields:
         if not _fits(published, read):

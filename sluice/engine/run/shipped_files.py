@@ -1,4 +1,4 @@
-"""Sends a pipeline's file, and what it needs, to the executors on other hosts."""
+"""Sends a pipeline's file, its modules and its schemas to the executors on other hosts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sluice.values.pipeline_modules import SCHEMAS, modules_beside
 def send_to_executors(spark: SparkContext, file: Path) -> None:
     """Copy a pipeline's file, the modules beside it and pulled schemas to executors on other hosts.
 
-    Does nothing for a file that was copied before: Spark would log a warning.
+    Does nothing for a file that was copied before, because Spark would log a warning.
     """
     if is_local(spark.master or ""):
         return
@@ -35,8 +35,8 @@ def send_to_executors(spark: SparkContext, file: Path) -> None:
 def modules_archive(file: Path) -> Path | None:
     """Write the modules beside a pipeline's file to an archive, whose name has their hash.
 
-    Return None without such modules. The archive is in a folder of its own, in which nobody else
-    can write, until this process ends: Spark reads the archive whenever an executor needs it.
+    Return None if there are no such modules. Until this process ends, the archive is in its own
+    folder, in which nobody else can write: Spark reads the archive whenever an executor needs it.
     """
     contents = {path.relative_to(file.parent): path.read_bytes() for path in modules_beside(file)}
     if not contents:
@@ -60,5 +60,5 @@ def _is_new(spark: SparkContext, file: Path) -> bool:
 
 
 def _uri(file: Path) -> str:
-    # In a path, Spark would take `#` for the end of the file's name.
+    # Given a path, Spark would take `#` for the end of the file's name.
     return file.absolute().as_uri()

@@ -26,7 +26,7 @@ _SHARE = 10
 class StandbyCopies:
     """Refreshes the standbys of a run's generation.
 
-    Errors are logged: the run's results are published already.
+    Errors are only logged, because the run's results have already been published.
     """
 
     def __init__(self, ledger: Ledger, lease: Lease) -> None:
@@ -66,8 +66,8 @@ class StandbyCopies:
         except (StateError, LeaseError) as error:
             log.warning("standbys not refreshed", **of, why=str(error))
         took = time.monotonic() - begun
-        # A refresh reads the whole copy, so it takes longer for a larger shard. The longer a
-        # refresh has taken, the longer is the pause before the next refresh.
+        # A refresh reads the whole copy, so it takes longer for a larger shard. After a long
+        # refresh, pause for longer.
         self._due_at = time.monotonic() + max(PAUSE_SECONDS, took * (_SHARE - 1))
 
 

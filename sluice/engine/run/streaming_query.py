@@ -86,7 +86,7 @@ class JobQuery:
         return self._writer(sink, checkpoint).start()
 
     def start_batch(self, number: int, sink: Sink, checkpoint: str) -> StreamingQuery:
-        """Start the streaming query for one batch, which it notes in the checkpoint."""
+        """Start the streaming query for one batch. Spark records the batch in the checkpoint."""
         writer = self._writer(sink, checkpoint).queryName(f"{self.job.pipeline.name} {number}")
         return writer.trigger(availableNow=True).start()
 

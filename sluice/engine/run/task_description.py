@@ -25,7 +25,8 @@ _JOIN_SECONDS = 3.0
 def describe_tasks(spark: SparkSession, job: Job, settings: Settings) -> str:
     """Describe the topics' partitions, the tasks of each step, their cores, and the shards.
 
-    If there are more tasks than cores, some tasks wait. Raise TopologyError as a run does.
+    If there are more tasks than cores, some tasks wait. Raise TopologyError in the same cases as a
+    run.
     """
     with Ledger.open(settings.ledger) as ledger:
         generation = ledger.generations.current_number(job.pipeline.name) or 1

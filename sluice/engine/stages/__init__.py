@@ -1,1 +1,1 @@
-"""Runs operators in stages: makes their rows, runs a stage's operators, sends their results on."""
+"""Runs operators in stages: makes their rows, runs the operators, and sends their results on."""

@@ -48,7 +48,7 @@ ADVANCES = pa.schema([
 
 @dataclass
 class Advances:
-    """The rows of one task that may advance the stream time of operators."""
+    """Collects the rows of one task that may advance the stream time of operators."""
 
     only_last: frozenset[int] = frozenset()
     """The operators that need only their stream time after the batch (see `only_last_times`)."""
@@ -95,14 +95,14 @@ class Advances:
         operators: Iterable[PlannedOperator],
         workers: int,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield rows with a report of each operator for every worker.
+        """For each operator, yield a report for every worker.
 
         The report of an operator without rows is empty.
         """
         for operator in operators:
             added = pa.Table.from_batches(self.batches.get(operator.number, []), ADVANCES)
-            # Only rows that advance a stream time are reported: most rows advance none, and every
-            # worker gets the reports of all tasks.
+            # Report only rows that advance a stream time. Most rows advance none, and every worker
+            # gets the reports of all tasks.
             table = _advancing_rows(added, is_stream_join=operator.is_stream_join)
             advances = pa.repeat(pa.scalar(pack_table(table), pa.binary()), workers)
             columns = {
@@ -120,8 +120,8 @@ class Advances:
 def only_last_times(operators: Iterable[PlannedOperator]) -> frozenset[int]:
     """Return the operators that need only their stream time after the batch, not at each position.
 
-    Three conditions hold for such an operator: its rows contain the stream times; its results do
-    not wait for stream time; and no operator is chained to it, because the results of a chained
+    An operator must meet three conditions: its rows contain the stream times; its results do not
+    wait for stream time; and no operator is chained to it, because the results of a chained
     operator might wait for stream time.
     """
     operators = [*operators]
@@ -144,7 +144,7 @@ def only_last_times(operators: Iterable[PlannedOperator]) -> frozenset[int]:
 
 @dataclass(frozen=True)
 class ReportAdvances:
-    """Passes on the results of a stage's operators, and reports which advance stream times."""
+    """Passes on the results of a stage's operators, and reports those that advance stream times."""
 
     operators: tuple[PlannedOperator, ...]
     """The operators that take results of the stage and have their own stream time."""
@@ -166,7 +166,8 @@ class ReportAdvances:
             if not operator.is_timed_by_rows:
                 continue
             for edge in operator.edges:
-                # The rows of tables that a processor reads do not advance its stream time.
+                # If a processor reads tables, their rows do not advance the processor's stream
+                # time.
                 if edge.stage == self.stage and not edge.is_copied:
                     edges.append((operator, edge))
         inputs: dict[tuple[int, int], list[pa.RecordBatch]] = {}
@@ -205,13 +206,13 @@ class ReportAdvances:
             complete &= has_key
         if edge.requires_value:
             complete &= has_value
-        # A table's change advances stream time once. Its old value directly precedes its new value
-        # and has the same time, so an old value is left out if the next row replaces it, and
+        # A table's change must advance stream time once. An old value directly precedes its new
+        # value and has the same time. So leave out an old value if the next row replaces it and
         # advances stream time itself. A deleted row has only the old value, and the new value may
         # have no key.
         is_replaced = replaced_values(columns_named(rows, CHANGE_OF_ROW), is_old)
         complete &= ~(is_replaced & np.append(complete[1:], False))
-        # In Kafka Streams, a filtered table sends no tombstone for a row that has never passed the
+        # In Kafka Streams, a filtered table sends no tombstone for a row that never passed the
         # filter. So a tombstone advances stream time only if it replaces a value.
         if isinstance(operator.action, SuppressParameters) and operator.action.filtered:
             replaces_value = np.concatenate(([False], (is_old & has_value)[:-1]))
@@ -223,7 +224,7 @@ class ReportAdvances:
 
 
 def _input_rows(edge: Edge, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the rows for an edge's target, with only the columns on which advances depend."""
+    """Return the rows for an edge's target, with only the columns that determine advances."""
     is_input = pc.and_(
         pc.equal(batch.column("target"), edge.target),
         pc.equal(batch.column("side"), edge.side),
@@ -238,9 +239,9 @@ def _input_rows(edge: Edge, batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _advancing_rows(table: pa.Table, *, is_stream_join: bool) -> pa.Table:
-    """Return the rows that advance a stream time of their partition within this task.
+    """Return the rows that advance their partition's stream time, as far as this task knows.
 
-    The rows are taken in the order of their positions.
+    This considers the rows in the order of their positions.
     """
     order = np.argsort(position_numbers(table), kind="stable")
     times, numbers = table.column("time").to_numpy()[order], partition_numbers(table)[order]

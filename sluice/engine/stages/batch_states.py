@@ -66,7 +66,7 @@ class BatchStates:
     def earliest_timer(self, operator: int) -> int:
         """Return when the earliest wall-clock timer is due; -1 without a timer.
 
-        Call this after the batch's states are written.
+        Call this after the batch's states have been written.
         """
         due = self.shard.earliest_timer(operator, self.batch + 1, self.epoch)
         if due is None:
@@ -78,8 +78,8 @@ class BatchStates:
 
         Return -1 if no result is due.
 
-        Call this after the batch's states are written. For a join, this may also be the time at
-        which a record can no longer be matched.
+        Call this after the batch's states have been written. For a join, this may also be the time
+        at which a record can no longer be matched.
         """
         due = self.shard.earliest_timer(operator, self.batch + 1, self.epoch, "due", after)
         if due is None:

@@ -1,4 +1,4 @@
-"""Builds a job's operators from the plan, the author's functions, and types that Spark resolved."""
+"""Builds a job's operators from the plan, the author's functions, and the resolved types."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def stage_operator(
 
     `arguments`: operator → the types of its aggregate's arguments.
 
-    `is_read` is true if later expressions read fields of the results, so that the results must fit
-    the types that the plan has found for these fields. `only_stored` is true if results go only to
+    `is_read` is true if later expressions read fields of the results. The results must then fit the
+    types that the plan has found for these fields. `only_stored` is true if results go only to
     their store, `only_last` if only the last result of each key and window in a batch matters, and
     `only_changes` if a result that equals the previous one does not matter. `connections`:
     environment variable → the URL of a database in which records are looked up.
@@ -97,7 +97,8 @@ def stage_operator(
         connection = Connection(name, connections.get(connection_variable(name), ""))
         return StageOperator(operator, partial(_lookup, action, str(operator.step), connection))
     make = _make(operator, arguments.get(operator.number, []), is_read, only_stored, only_changes)
-    # A processor gets windowed keys itself, because its timers have windowed keys, too.
+    # A processor is not wrapped: it handles windowed keys itself, because its timers have windowed
+    # keys, too.
     is_wrapped = operator.by_window and not isinstance(action, plan.ProcessParameters)
     if is_wrapped:
         make = partial(ByWindow, make)
@@ -172,7 +173,7 @@ def _make(
             )
         case plan.ProcessParameters():
             return partial(_process, action, operator.step.at)
-        case _:  # the planned action is the operator itself
+        case _:  # The planned action is the operator itself.
             assert not isinstance(action, plan.CallParameters | plan.TableLookupParameters)
             return partial(copy, action)
 
@@ -318,7 +319,7 @@ def _calculation(
         return partial(_custom, action)
     functions: list[Function] = []
     for (name, text, parameters), kind in zip(action.functions, arguments, strict=True):
-        # count() has no argument.
+        # `count()` has no argument, so it has no type.
         argument = None if text is None else kind
         functions.append(_function(name, argument, parameters, is_read))
     fields = action.result_names
@@ -374,14 +375,14 @@ def _custom(action: plan.PythonAggregateParameters) -> Calculation:
 
 
 def _type_of(contract: Reference | None) -> Any:
-    """Return a contract; Any for plain JSON data, which has none."""
+    """Return a contract, or Any for plain JSON data."""
     if contract is None:
         return Any
     return contract.value
 
 
 def _function_of(function: Reference | None) -> Callable[..., Any] | None:
-    """Return an author's function; None if the author has given none."""
+    """Return an author's function; None if the author has set no function."""
     if function is None:
         return None
     value: Callable[..., Any] = function.value

@@ -21,11 +21,12 @@ _LATEST = 2**63 - 1
 
 
 class ClosingRun(OperatorRun):
-    """A suppress step in one batch. The aggregate's state has the windows whose results wait.
+    """A suppress step in one batch.
 
-    If the aggregate processes rows of a key one by one, the results of the key's windows are sent
-    between these rows, as stream time advances. The results of all other keys are sent at once, as
-    columns, because none of their windows changes after it has closed.
+    The aggregate's state has the windows whose results are held back. If the aggregate processes
+    rows of a key one by one, the results of the key's windows are sent between these rows, as
+    stream time advances. The results of all other keys are sent at once, as columns, because none
+    of their windows changes after it has closed.
     """
 
     operator: ClosingWindows
@@ -39,8 +40,8 @@ class ClosingRun(OperatorRun):
     ) -> None:
         self.aggregate = aggregate
         self._closing: set[str] = set()
-        """The keys with windows that close in this batch, without the keys whose rows are processed
-        one by one."""
+        """The keys with windows that close in this batch. Keys whose rows are processed one by one
+        are left out."""
         self._sent_until: dict[str, int] = {}
         """Key → the stream time up to which the results of its windows have been sent in this
         batch."""
@@ -68,8 +69,8 @@ class ClosingRun(OperatorRun):
 
     @override
     def _stored_states(self, keys: Sequence[str]) -> dict[str, Any]:
-        # Few records have headers, so that most keys have no state. One look-up finds the keys that
-        # do.
+        # Few records have headers, so most keys have no state. One look-up finds the keys that have
+        # one.
         if self._with_headers is None:
             self._with_headers = frozenset(self._stored.due(self.spec.number, _LATEST))
         if not self._with_headers:

@@ -1,4 +1,4 @@
-"""A worker's copies of the rows of tables, which a processor reads."""
+"""A worker's copies of tables' rows. A processor reads these copies."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from sluice.state.shard.operator_states import Replaced, State
 
 
 class CopiedRows:
-    """This worker's copies of the rows of the tables that a processor reads, in one batch.
+    """This worker's copies of the rows of tables that a processor reads, in one batch.
 
-    A row is stored as a state that belongs to no key. Its name consists of the number of the input
-    from which the table comes, and of the row's key.
+    A row is stored as a state that belongs to no key. The state's name consists of the number of
+    the table's input, and of the row's key.
     """
 
     def __init__(self, operator: int, stored: BatchStates) -> None:
@@ -24,7 +24,7 @@ class CopiedRows:
         self._changed: dict[str, None] = {}
 
     def read(self, side: int, key: str) -> str | None:
-        """Return the value of a row as JSON; None without a row."""
+        """Return the value of a row as JSON; None if there is no such row."""
         name = f"{side}:{key}"
         if name not in self._values:
             self.load([name])
@@ -43,7 +43,7 @@ class CopiedRows:
                 self._versions[name] = row.version
 
     def put(self, side: int, key: str, value: str | None) -> None:
-        """Change or delete a row, which has been loaded."""
+        """Change or delete a row that `load` has loaded."""
         name = f"{side}:{key}"
         self._values[name] = value
         self._changed[name] = None

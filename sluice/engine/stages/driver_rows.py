@@ -1,4 +1,4 @@
-"""Sends the driver the rows that only it needs: output records of operators, and rejected rows."""
+"""Sends rows to the driver that only the driver needs: operators' output records, rejected rows."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _PAGE_ROWS = 50_000
 
 @dataclass(frozen=True)
 class DriverRows(TaskOfBatch):
-    """The task after a stage: turns rows for the driver into side outputs, and passes others on.
+    """The task after a stage: turns rows for the driver into side outputs, passes on other rows.
 
-    The tasks between this one and the driver do not unpack side outputs.
+    The tasks between this task and the driver do not unpack side outputs.
     """
 
     targets: frozenset[int]

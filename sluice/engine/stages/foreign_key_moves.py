@@ -1,7 +1,7 @@
 """Marks the rows of left tables whose foreign key changes.
 
 `engine/batch/row_batches.py` then sends the old and the new value to the workers of their foreign
-keys. `operators/joins/foreign_key.py` says why both must go there.
+keys. `operators/joins/foreign_key.py` explains why both must go there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sluice.support.arrays import Indices, Mask
 
 @dataclass(frozen=True)
 class ForeignKeyMoves:
-    """The task after a stage's operators that marks rows of left tables with changed foreign keys.
+    """The task after a stage's operators: marks rows of left tables whose foreign key has changed.
 
     Such a row gets the side MOVED, because the join must treat it differently (see
     `ForeignKeyJoin`). In this task, the old and the new value of a change still follow each other.
@@ -108,8 +108,9 @@ def _is_moved(rows: pa.Table) -> Mask:
     same_key = boolean_mask(pc.equal(before.column("key"), after.column("key")))
     had_other_key = np.concatenate(([False], keyed[:-1] & ~same_key))
     keeps_a_key = replaced & np.concatenate((keyed[1:] & valued[1:], [False]))
-    # The three cases of `ForeignKeyJoin`: an old value whose row leaves the foreign key; a new
-    # value whose row had another foreign key; and a tombstone of a row that had a value.
+    # A row is moved in the three cases of `ForeignKeyJoin`: an old value whose row leaves the
+    # foreign key; a new value whose row had another foreign key; and a tombstone of a row that had
+    # a value.
     return np.where(old, ~keeps_a_key, replaces & (had_other_key | ~valued))
 
 

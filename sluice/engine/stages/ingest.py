@@ -43,7 +43,7 @@ from sluice.values.row_order import END_OF_RECORD, START
 
 @dataclass(kw_only=True)
 class _TaskResults(TaskResults):
-    """What a task of a batch has collected: results, windowed records, advances of stream time."""
+    """The results, windowed records and advances of stream time that a task has collected."""
 
     windowing: Windowing
     windowed: WindowedRecords
@@ -107,7 +107,8 @@ class Ingest(TaskOfBatch):
     @override
     def run(self, batches: Iterator[pa.RecordBatch], task: RunningTask) -> Iterator[pa.RecordBatch]:
         results: _TaskResults | None = None
-        # The rows of one record have the number of them all, so they must be counted together.
+        # Each row of a record has the number of all the record's rows, so they must be in one
+        # batch.
         if self.operators:
             batches = whole_records(batches)
         for batch in batches:
@@ -116,9 +117,9 @@ class Ingest(TaskOfBatch):
                 yield from self._rows(batch, results)
         if results is not None:
             yield from results.windowed.rest()
-            # An operator's report goes to every worker. So every worker runs the operator, even a
-            # worker without rows for it: one of the worker's timers may be due, or one of its
-            # windows may close because a partition has become idle.
+            # An operator's report goes to every worker. So every worker runs the operator, even if
+            # it has no rows for the operator: a timer of the worker may be due, or a window may
+            # close because a partition has become idle.
             topics = {topic for topic, _ in results.parts}
             with_records: list[PlannedOperator] = []
             for operator in self.operators:
@@ -147,8 +148,8 @@ class Ingest(TaskOfBatch):
             outcome = self.sinks.collect(records, results)
             for group, windowed in task.windowing.windowed(records, part, results, outcome):
                 yield from task.windowed.add_records(group, windowed)
-            # Records are counted after all groups, because a record that any group aggregates is
-            # applied, not late.
+            # Count records only after all groups: a record that any group aggregates is applied,
+            # not late.
             undecided[_rows_in(mask)] = results.count_records(outcome)
         if not self.operators:
             return
@@ -206,7 +207,7 @@ class Ingest(TaskOfBatch):
     ) -> pa.RecordBatch:
         """Return the rows for one side of an operator.
 
-        Also notes in `task` which rows advance its stream time.
+        Also records in `task` which rows advance the operator's stream time.
         """
         indices = np.flatnonzero(passed)
         taken = pa.array(indices)
@@ -319,8 +320,8 @@ class Ingest(TaskOfBatch):
                 in_part = np.ones(len(times), bool)
             else:
                 in_part = mask
-            # Stream time never goes back before the time up to which windows are closed, even if a
-            # partition that was idle has records again.
+            # Stream time never falls below the time up to which windows are closed, even if a
+            # partition that was idle gets records again.
             closed = task.before.times.get(f"{CLOSED}/{operator.clock}", BEFORE_ALL)
             before, after = advance(
                 times,
@@ -334,7 +335,10 @@ class Ingest(TaskOfBatch):
 
 
 def whole_records(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows in batches that divide no record, even if a step has made many rows of it."""
+    """Yield the rows in batches that keep all rows of a record together.
+
+    A step may have turned a record into many rows.
+    """
     held: pa.RecordBatch | None = None
     for batch in batches:
         if not batch.num_rows:
@@ -354,7 +358,7 @@ def whole_records(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 
 
 def _rows_of_last_record(batch: pa.RecordBatch, following: pa.RecordBatch) -> int:
-    """Return how many rows of a batch's last record it has, if the next batch has more of them."""
+    """Return how many rows of its last record a batch has, if `following` has more of them."""
     count: int = batch.num_rows
     last, begin = count - 1, 0
     for name in ("_offset", "_partition", "_source"):

@@ -41,10 +41,10 @@ from sluice.values.sql_types import compact, struct_fields, struct_type
 assert OFFSET_BITS == 40, "the plan has SQL that reads origins"
 
 START = "X'00'"
-"""SQL for the path of a record, with which the paths of its results begin."""
+"""SQL for the path of a record. The paths of the record's results begin with it."""
 
 Kinds: TypeAlias = Callable[[Sequence[Column]], Mapping[str, str]]
-"""A function from columns to their types: name → type, as `sql_types.compact` writes it."""
+"""A function from columns to their types: name → type, in the form of `sql_types.compact`."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class KnownTypes:
     """Target and side of an edge → the type of the edge's values."""
 
     def with_edges(self, stage: int, kinds: Kinds) -> tuple[Layers, KnownTypes]:
-        """Return the columns of the edges from a stage, and the types with those of their values.
+        """Return the columns of the edges from a stage, and the types including those of the edges.
 
         `kinds` gives the types of columns over the columns before the edges.
         """
@@ -71,13 +71,13 @@ class KnownTypes:
             if edge.unchanged_result is None:
                 for number, sql in enumerate(edge.values):
                     computed.append(Column(f"{edge.column}_{number}", sql, edge.target))
-        # The types of all edges are found at once, because Spark analyzes the whole query again for
-        # each call.
+        # Find the types of all edges at once, because Spark analyzes the whole query again for each
+        # call.
         types: Mapping[str, str] = {}
         if computed:
             types = kinds(computed)
         columns: list[Column] = []
-        # The conditions form a layer of their own, because the other columns read them.
+        # The conditions form a separate layer, because the other columns read them.
         conditions: list[Column] = []
         arguments, values = dict(self.arguments), dict(self.values)
         for edge in edges:
@@ -122,7 +122,7 @@ class KnownTypes:
         return types
 
     def input_types(self) -> dict[int, str]:
-        """Return operator → the types of its inputs on all sides whose values it keeps."""
+        """Return operator → the types of its inputs on the sides whose values it keeps."""
         types: dict[int, str] = {}
         for operator in self.job.operators:
             of_sides: list[str] = []
@@ -141,7 +141,7 @@ class KnownTypes:
     ) -> Iterable[tuple[str, str]]:
         """Yield the columns of an operator's results, with their types.
 
-        `results` are the types of the results of operators before it.
+        `results` are the types of the results of earlier operators.
         """
         match operator.action:
             case ProcessParameters(outputs=outputs):
@@ -302,7 +302,7 @@ def _edge_columns(edge: Edge, kinds: list[str]) -> list[Column]:
 
 
 def _argument_types(job: Job, edge: Edge, earlier: list[str], kinds: list[str]) -> list[str]:
-    """Return the types of an aggregate's arguments; those of its earlier edges are `earlier`.
+    """Return the types of an aggregate's arguments. `earlier` are those from its earlier edges.
 
     A cogrouped stream has no type for the arguments of other streams.
 
@@ -360,7 +360,7 @@ def _fields(kind: str) -> frozenset[tuple[str, str]]:
 
 
 _JOINED = ", ',', "
-"""In a call of SQL's `concat` that makes a JSON list: the text between the SQL of two elements."""
+"""The SQL between two elements in a call of SQL's `concat` that makes a JSON list."""
 _WRITTEN_AS_TEXT = ("tinyint", "smallint", "int", "bigint", "boolean")
 
 
@@ -387,9 +387,10 @@ def _argument(sql: str, kind: str) -> str:
 
 
 def kinds_by_name(types: Mapping[str, str]) -> Kinds:
-    """Return a function that derives columns' types from `types`, those of the columns they read.
+    """Return a function that derives the types of columns from `types`.
 
-    The function raises NeedsSparkError for a column that Spark must compute.
+    `types` has the types of the columns that these columns read. The function raises
+    NeedsSparkError for a column that Spark must compute.
     """
 
     def kinds(columns: Sequence[Column]) -> Mapping[str, str]:

@@ -1,4 +1,4 @@
-"""One operator's rows in a batch: sorted, divided, and as objects that are processed one by one."""
+"""One operator's rows in a batch. Sorts and divides them, and turns them into objects."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ COLUMNS = (
     *SORT_KEY,
     "undecided",
 )
-"""The columns that operators read, and by which the task decides what becomes of records."""
+"""The columns that operators read, and those by which the task finds a record's outcome."""
 _OF_OBJECTS = tuple(name for name in COLUMNS if name not in ("before", "after", "undecided"))
 """The columns from which objects are made."""
 _ROWS_AT_ONCE = 1_000
-"""So many rows become Python objects at once: few enough to be still in the CPU's cache when they
-are processed."""
+"""Number of rows that become Python objects at once: few enough to be still in the CPU's cache when
+they are processed."""
 _KEYED_ROWS_AT_ONCE = 50_000
-"""The rows of many keys are processed and forgotten in parts of about this size, with their states
-and results."""
+"""About this many rows of many keys are processed at once, and then freed together with their
+states and results."""
 _BEFORE_ALL = (BEFORE_ALL, BEFORE_ALL)
 
 
@@ -65,8 +65,8 @@ class OperatorRows:
     """The stream times `before` and `after` each row, and for a join also `left` and `right`; see
     `Row`."""
     _part_of: tuple[Self, Indices] | None = None
-    """For rows whose columns are made when they are first read: the rows from which they are taken,
-    and the indices."""
+    """For rows whose columns are made when they are first read: the source rows, and the indices of
+    these rows in them."""
 
     @classmethod
     def of(cls, batches: list[dict[str, pa.Array]], timeline: Timeline | None) -> Self:
@@ -91,7 +91,7 @@ class OperatorRows:
 
     @classmethod
     def of_results(cls, emitted: pa.RecordBatch) -> Self:
-        """Return the results of an operator as rows of an operator that gets them directly."""
+        """Convert the results of an operator to rows of the operator that gets them directly."""
         columns: dict[str, pa.Array] = {}
         for name in COLUMNS:
             if name not in ("before", "after"):
@@ -104,7 +104,7 @@ class OperatorRows:
         return len(self._part_of[1])
 
     def values_at(self, name: str, indices: Indices) -> pa.Array:
-        """Return the values of a column at some rows. Does not make the column."""
+        """Return the values of a column at some rows, without making the whole column."""
         if self._part_of is None:
             return taken(self.columns[name], pa.array(indices))
         rows, places = self._part_of
@@ -152,9 +152,9 @@ class OperatorRows:
         return self._take(self._order())
 
     def last_of_keys(self) -> Self:
-        """Return the last row of each key, by position, without old values.
+        """Return the last row of each key, by position.
 
-        Rows without a key are all kept.
+        Leaves out old values, and keeps all rows without a key.
         """
         order = self._order()
         codes = self.columns["key"].dictionary_encode()
@@ -170,8 +170,8 @@ class OperatorRows:
         """Yield the rows sorted by key and then by position, in parts with all rows of their keys.
 
         Yields each part as KeyedRows and as OperatorRows. The rows without a key come last, only as
-        OperatorRows. Most operators read few columns of their rows, so each column of a part is
-        made when it is first read.
+        OperatorRows. Most operators read only few columns of their rows, so each column of a part
+        is made when it is first read.
         """
         key_ranks = ranks(pa.chunked_array([self.columns["key"]]))
         order = self._order()

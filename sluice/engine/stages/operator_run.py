@@ -45,8 +45,8 @@ from sluice.values.windowed_keys import split_windowed_key
 _NUMBER = "number"
 """The name of a column with the numbers of rows."""
 _ROWS_UNCHECKED = 100
-"""A task checks once per so many rows whether it has collected so many results that it must pass
-them on."""
+"""A task checks once per this many rows whether it has so many results that it must pass them
+on."""
 
 
 class OperatorRun:
@@ -69,7 +69,8 @@ class OperatorRun:
         self.states: dict[str, Any] = {}
         """The states of the loaded keys that have one; operators change them in place."""
         self._loaded: set[str] = set()
-        """The loaded keys. A key without a state gets one when a row or a result first needs it."""
+        """The loaded keys. If a key has no state, a state is made when a row or a result first
+        needs it."""
         self._versions: dict[str, Replaced] = {}
         """The versions of the states that were loaded. The shard stores only the states that have
         changed since then."""
@@ -88,7 +89,7 @@ class OperatorRun:
 
     def _batch_of_operator(self) -> BatchOfOperator:
         plan, partitions = self.spec.plan, self._stored.before.partitions
-        # A processor that has the stream time of topics may get several rows of one record, or
+        # A processor that uses the stream time of topics may get several rows of one record, or
         # none.
         fires_after_record = False
         latest_of_sides = BEFORE_ALL, BEFORE_ALL
@@ -122,9 +123,9 @@ class OperatorRun:
     def _closed_time(self, timeline: Timeline) -> int:
         """Return the stream time at which the operator drops state that can no longer change."""
         # As in Kafka Streams, the stream time of a record's own cogrouped stream decides whether
-        # the record is late. So an aggregate keeps a window until all of the streams have passed
-        # it. But the largest stream time of the streams decides when a suppress step, which is
-        # chained to the aggregate, sends the window's result.
+        # the record is late. So an aggregate must keep a window until all of the streams have
+        # passed it. But a suppress step that is chained to the aggregate sends the window's result
+        # according to the largest stream time.
         if self.spec.chained_to is None:
             return timeline.passed_by_all_sides
         return timeline.closed_after
@@ -168,14 +169,13 @@ class OperatorRun:
 
     @property
     def _number_of_states(self) -> int:
-        """The number of the operator whose states say when this operator's results are due."""
+        """The number of the operator whose states tell when this operator's results are due."""
         return self.spec.number
 
     def _due_until(self, until: int) -> list[str]:
         """Return the keys with results that are due at `until`.
 
-        The time `until` is a stream time, or for a table that expires by the clock a time of the
-        clock.
+        `until` is a stream time, or a clock time for a table that expires by the clock.
         """
         if self._releasing is not None and self._releasing.by_clock:
             return self._stored.wall_due(self.spec.number, until)
@@ -237,8 +237,8 @@ class OperatorRun:
             self.states |= self._stored_states(keys)
         if self.spec.queryable_stores:
             for key in keys:
-                # A processor replaces entries, and never changes them in place, so copied
-                # dictionaries still have the entries before the batch.
+                # A processor replaces entries, and never changes them in place, so shallow copies
+                # of the dictionaries still have the entries from before the batch.
                 entries_of_key = self.operator.entries(self.state(key))
                 self._entries_before[key] = [entries.copy() for entries in entries_of_key]
 
@@ -251,9 +251,9 @@ class OperatorRun:
         return states
 
     def _states_in_store(self, keys: Sequence[str]) -> dict[str, Any]:
-        """Return the states of a table, made from the rows of its store.
+        """Return the states of a table's keys, made from the rows of its store.
 
-        Empty if no result depends on them.
+        Empty if no result depends on these states.
         """
         if not self.spec.plan.sends_old_values:
             return {}
@@ -266,16 +266,15 @@ class OperatorRun:
     def is_independent(self) -> bool:
         """Return whether the results of a key depend on no other key.
 
-        The results of other operators wait for stream time, or depend on tables' rows, which have
-        other keys.
+        Otherwise, results wait for stream time, or depend on tables' rows, which have other keys.
         """
         return self.releases is None and not self.operator.reads_tables
 
     def process_by_key(self, rows: OperatorRows, output: StageOutput) -> Iterator[pa.RecordBatch]:
         """Process all rows of the batch key by key. Yields the results.
 
-        Only for an operator that `is_independent` and has no listeners. When a key's rows have been
-        processed, its states and results are forgotten, to free their memory.
+        Call this only for an operator that is `is_independent` and has no listeners. When a key's
+        rows have been processed, its states and results are forgotten, to free their memory.
         """
         for keyed, part in rows.by_key():
             if keyed is None:
@@ -295,7 +294,7 @@ class OperatorRun:
     ) -> OperatorRows:
         """Process rows as columns, and pass their results to listeners.
 
-        Returns the rows that are left over.
+        Returns the rows that must still be processed one by one.
         """
         is_left = np.zeros(len(rows), np.bool_)
         numbered = OperatorRows(
@@ -320,9 +319,9 @@ class OperatorRun:
         output: StageOutput,
         listeners: Sequence[OperatorRun] = (),
     ) -> OperatorRows | None:
-        """Process all rows at once if the operator can, and return any rows that are left over.
+        """Process all rows at once if the operator can.
 
-        `part` has the same rows as `keyed`.
+        Return rows that must still be processed one by one. `part` has the same rows as `keyed`.
         """
         states = KeyStates(keyed.keys, self.states, self.operator.new_state)
         try:
@@ -383,7 +382,7 @@ class OperatorRun:
                 old_row = None
             else:
                 process(row, output)
-            # Asking `has_many_rows` after each row would take longer than it saves.
+            # Checking `has_many_rows` after each row would take longer than it saves.
             if number % _ROWS_UNCHECKED == 0 and output.has_many_rows:
                 yield from output.take()
 
@@ -395,8 +394,8 @@ class OperatorRun:
         """
         if not self.operator.takes_changes:
             return frozenset()
-        # One record may change several rows of a group. `foreign` is the key of the changed row,
-        # and tells them apart.
+        # One record may change several rows of a group. `foreign`, the key of the changed row,
+        # tells these changes apart.
         keys = rows.columns["key"]
         same_key = boolean_mask(pc.equal(keys.slice(0, max(len(keys) - 1, 0)), keys.slice(1)))
         replaced = replaced_values(rows.columns, boolean_mask(rows.columns["old"]))[:-1] & same_key
@@ -423,8 +422,8 @@ class OperatorRun:
         key = row.key
         if self.releases is not None and key is not None:
             self._unscheduled[key] = None
-        # With these times, no result of the key is due: `release` sends the due results of all
-        # keys after the row.
+        # The operator must not send due results itself, so it sees no advance of stream time. After
+        # the row, `release` sends the due results of all keys.
         if self._processes_due:
             row.before = row.after = BEFORE_ALL
         state = self.states.get(key)  # type: ignore[arg-type]  # the key may be None
@@ -449,12 +448,12 @@ class OperatorRun:
         return self.states[key]
 
     def expect_rows(self, keys: Iterable[str]) -> None:
-        """Prepare for results of these keys, which the operator before it now sends one by one."""
+        """Prepare for results of these keys, which the previous operator now sends one by one."""
 
     def send_before_close(self, output: StageOutput) -> None:
-        """Send all due results of an operator that reads the states of the operator before it.
+        """Send all due results of an operator that reads the previous operator's states.
 
-        Called before that operator forgets its states.
+        Called before the previous operator forgets its states.
         """
 
     def close(self, output: StageOutput) -> None:
@@ -466,7 +465,7 @@ class OperatorRun:
         self.finish_keys(output)
 
     def _load_due(self) -> None:
-        """Load the keys that have a due timer or other due state, and are not loaded yet."""
+        """Load the keys that have a due timer or another due state and are not loaded yet."""
         due = self._stored.due(self.spec.number, self.closed)
         now, timer_before = self._stored.before.now, self._timer_before()
         if self.operator.has_wall_timers and (
@@ -532,12 +531,12 @@ class OperatorRun:
     def _timer_before(self) -> int | None:
         """Return when the worker's earliest wall-clock timer is due, as known before the batch.
 
-        -1 without a timer, None if unknown.
+        Return -1 if there is no timer, and None if this is unknown.
         """
         return self._stored.before.timer_due(self.spec.plan.name, self._stored.worker)
 
     def timer_after(self) -> dict[str, int]:
-        """Return when the worker's earliest wall-clock timer is due, by its `wall_name`.
+        """Return `wall_name` → the time at which the worker's earliest wall-clock timer is due.
 
         The result is empty if the worker had no such timer before the batch, and the batch has set
         none.
@@ -551,7 +550,7 @@ class OperatorRun:
         return {name: self._stored.earliest_timer(self.spec.number)}
 
     def result_after(self) -> dict[str, int]:
-        """Return when the worker's earliest held-back result is due, by its `due_name`."""
+        """Return `due_name` → the time at which the worker's earliest held-back result is due."""
         if (
             self.timeline is None
             or not self._stored.before.goes_on_when_idle
@@ -575,7 +574,7 @@ class OperatorRun:
         return is_released or self.operator.has_wall_timers
 
     def _put_store_changes(self, output: StageOutput) -> None:
-        """Add the changes of a processor's stores that can be queried."""
+        """Add the changes of a processor's queryable stores."""
         if not self.spec.queryable_stores:
             return
         entries_after = [*map(self.operator.entries, self.states.values())]
@@ -597,7 +596,7 @@ class OperatorRun:
                 output.put_state_rows(group_id, keys, values)
 
     def _states_to_store(self) -> Iterator[State]:
-        """Yield the states of the loaded keys, and the tombstones of emptied states."""
+        """Yield the states of the loaded keys, and tombstones for states that have become empty."""
         if self.spec.has_states_in_store:
             return
         operator, number = self.operator, self.spec.number
@@ -612,7 +611,7 @@ class OperatorRun:
                     number, key, encode_state(state), operator.due(state), wall, replaces=replaced
                 )
             elif replaced is not None:
-                # A later batch must find this tombstone, not the state of an earlier batch.
+                # Without this tombstone, a later batch would find the state of an earlier batch.
                 yield State(number, key, None, replaces=replaced)
 
     def shared_states(self) -> Iterator[State]:

@@ -1,8 +1,8 @@
-"""Asks services or databases for an operator, and records the answers in the worker's shard.
+"""Calls services or databases for an operator, and records the answers in the worker's shard.
 
-An answer is found again by the record and the input that it is for. So a batch that is repeated
-after a crash asks only for rows without a recorded answer, and a rebuild, which copies the answers,
-repeats none of the calls.
+An answer is stored under the record and the input for which it was given. So a batch that is
+repeated after a crash makes calls only for rows without a recorded answer. A rebuild copies the
+answers, and repeats none of the calls.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class RecordedAnswers:
                 yield from output.take()
 
     def _answers(self, turn: Sequence[_Placed]) -> list[Answered]:
-        """Return the answers of these rows; empty answers for rows that need none."""
+        """Return the answers of these rows; an empty answer for a row that needs none."""
         ids: list[str] = []
-        # Rows with the same id are the same input of the same record, and share a call.
+        # Rows with the same id are the same input of the same record, so they share a call.
         row_of_id: dict[str, Row] = {}
         for position, row in turn:
             answer_id = ""
@@ -77,14 +77,14 @@ class RecordedAnswers:
         return [answers[each] for each in ids]
 
     def _ask(self, asked: Mapping[str, Row]) -> dict[str, Answered]:
-        """Ask for these rows, and record the answers.
+        """Make the calls for these rows, and record the answers.
 
         Raises RecordFailed, after the other answers are recorded, if a call has failed and the
         step's policy is to end the run.
         """
         results = self.operator.ask([*asked.values()])
-        # The exceptions of failed calls hold each other in cycles. Only a garbage collection frees
-        # them, and a task pauses the automatic collections.
+        # The exceptions of failed calls form reference cycles, which only a garbage collection
+        # frees. A task pauses automatic collections, so collect here.
         gc.collect(1)
         answers: dict[str, Answered] = {}
         ending: BaseException | None = None
@@ -106,14 +106,17 @@ class RecordedAnswers:
 
     @property
     def _has_substitute(self) -> bool:
-        """Whether a record goes on with another value if its call fails."""
+        """Whether a record continues with another value if its call fails."""
         action = self.spec.plan.action
         return isinstance(action, CallParameters) and action.otherwise is not None
 
     def _record(
         self, asked: Mapping[str, Row], answers: dict[str, Answered]
     ) -> dict[str, Answered]:
-        """Record answers. Returns the recorded answers: an answer of an earlier attempt is kept."""
+        """Record answers, and return the recorded ones.
+
+        An answer that an earlier attempt has recorded is kept.
+        """
         stored, policy = self.stored, self._action.policy
         if policy.keep_ms is None or not answers:
             return answers
@@ -143,14 +146,14 @@ class RecordedAnswers:
         return action
 
     def _id(self, position: Position, row: Row) -> str:
-        """Identify a row by its record and by what is asked.
+        """Identify a row by its record and by the input of its call.
 
         So the id stays the same if batches end elsewhere, or if earlier steps change.
         """
         sequence, origin, _ = position
         place: tuple[str, int, int] | None = None
-        # A result that no record has caused, such as a timer's, is identified by key, value and
-        # time alone.
+        # If no record has caused a result, such as a timer's, only its key, value and time identify
+        # it.
         if has_origin(sequence):
             source, partition = partition_of(origin)
             place = self.topics.get(source, ""), partition, offset_of(origin)

@@ -19,9 +19,9 @@ def released_rows(
 ) -> pa.RecordBatch:
     """Return the rows of results that wait for stream time.
 
-    As in the operators, each result gets the position of the row with which stream time reaches the
-    time at which the result is due, and the headers of this row's record, unless the results have
-    other headers. The result comes right before this row, or right after it.
+    As in the operators, each result has an advancing row: with this row, stream time reaches the
+    time at which the result is due. The result gets this row's position, directly before or after
+    the row. It also gets the headers of the row's record, unless `results` has headers of its own.
     """
     columns: dict[str, Any] = timeline.closings(results.due)
     columns |= {

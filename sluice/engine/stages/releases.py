@@ -29,7 +29,7 @@ class DueKey(NamedTuple):
 
 
 class MomentOfTimeline(NamedTuple):
-    """The `Moment` at a position of a timeline."""
+    """A `Moment` that is given by a position in a timeline."""
 
     timeline: Timeline
     position: Position
@@ -51,14 +51,14 @@ class ClockTime:
         self.headers: Mapping[Position, str] = {}
 
     def closing_position(self, due: int) -> Position:
-        """Return the position of a result: before all rows, or after them if it is not due yet."""
+        """Return the position of a result: before all rows if it is due, or else after them."""
         if due <= self.closed_after:
             return BEGIN
         return END
 
 
 class Releases:
-    """The keys whose results wait for stream time, ordered by the time at which they are due.
+    """The keys with results that wait for stream time, ordered by due time.
 
     When a row advances stream time, the results that become due are sent
 
@@ -79,9 +79,9 @@ class Releases:
         self.before_row = before_row
         self.turn = turn
         self._heap: list[tuple[int, str]] = []
-        """Due time and key. An entry that differs from `_due` is out of date, and is skipped."""
+        """Due time and key. Entries that differ from `_due` are outdated, and are skipped."""
         self._due: dict[str, tuple[int, Position]] = {}
-        """Key → when its next results are due, and the earliest position to send them at."""
+        """Key → when its next results are due, and the earliest position at which to send them."""
 
     def schedule(self, key: str, due: int | None, position: Position) -> None:
         """Set the time at which the key's next result is due.
@@ -147,9 +147,9 @@ class UnmatchedSearches(Releases):
         self._current: tuple[Position, int] | None = None
         """Position and stream time of the current search."""
         self._next_advance = 0
-        """The number of the first advance of stream time that has not been processed."""
+        """The number of the next advance of stream time to be processed."""
         # Kafka Streams searches for due keys only when it processes a record. Here, stream time may
-        # also have gone on without records, so a search must come before the first record.
+        # also have advanced without records, so a search must come before the first record.
         self._begins_with_search = timeline.went_on_when_idle
 
     def next(self, position: Position, *, inclusive: bool) -> DueKey | None:
@@ -157,7 +157,7 @@ class UnmatchedSearches(Releases):
             head = self._head()
             if self._current is not None and head is not None and head[0] <= self._current[1]:
                 return self._pop(self._current[0])
-            # The current search has found its last key. Go on to the next search, if it comes
+            # The current search has found its last key. Continue with the next search, if it comes
             # before `position`.
             self._current = None
             if self._begins_with_search:

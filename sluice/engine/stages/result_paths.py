@@ -13,7 +13,7 @@ from sluice.values import row_order
 
 
 def result_paths(causes: pa.Array, numbers: Indices, *, rekeyed: bool = False) -> pa.Array:
-    """Return results' paths, made from the cause's path and the result's number for this cause."""
+    """Return results' paths, made from each cause's path and the result's number for this cause."""
     parts = [causes, _result_elements(numbers)]
     if rekeyed:
         parts.insert(0, pa.scalar(row_order.after_rekeying(b"")))
@@ -25,7 +25,7 @@ def release_paths(causes: pa.Array, results: ReleasedResults, *, before: bool) -
 
     `causes`: the paths of these rows.
     """
-    # A key has several results, so the elements are made of the keys.
+    # Keys are few, because a key has several results. So make a path element for each key.
     keys = pc.replace_substring(
         results.key_texts.cast(pa.binary()), row_order.END_OF_TEXT, row_order.ESCAPED
     )
@@ -39,7 +39,7 @@ def _result_elements(numbers: Indices) -> pa.Array | pa.Scalar:
 
 
 def _elements(numbers: Integers, element: Callable[[int], bytes]) -> pa.Array | pa.Scalar:
-    """Return the element of a path for each number; a scalar if all are the same.
+    """Return the path element for each number, or a scalar if all elements are equal.
 
     Most results have the same few numbers.
     """

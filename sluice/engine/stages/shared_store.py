@@ -1,4 +1,4 @@
-"""Looks records up in a store of another pipeline, at the snapshot that their batch reads."""
+"""Looks up records in a store of another pipeline, at the snapshot that their batch reads."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class StoreLookup(Lookup):
     def read_at(
         self, shared: Mapping[str, SharedSnapshot], locations: Sequence[str], token: str
     ) -> None:
-        """Read the store where the batch reads it.
+        """Set where the batch reads the store.
 
         `locations` are the addresses of this pipeline's own shards, whose passwords may be those of
         the store's shards, too. `token` is that of state servers.
@@ -52,7 +52,10 @@ class StoreLookup(Lookup):
         self._locations, self._token = locations, token
 
     def _read_values(self, keys: Sequence[str]) -> Rows:
-        """Return the values of keys as JSON. In place of a value of another type, an exception."""
+        """Return the values of keys as JSON.
+
+        A value of another type is replaced by an exception.
+        """
         snapshot = self._snapshot
         if snapshot is None:
             raise EngineError(f"The batch was planned without the store {self._store}.")
@@ -68,7 +71,7 @@ class StoreLookup(Lookup):
             try:
                 json = self._declared.json(self._decode(text))
             except Exception as error:
-                # The answers must not keep the frames of the traceback.
+                # Drop the traceback: the answers must not keep its frames in memory.
                 values[key] = error.with_traceback(None)
                 continue
             if json is not None:
@@ -106,7 +109,7 @@ class StoreLookup(Lookup):
         detail = "it has no shard."
         if reason is not None:
             detail = reason.detail
-        # Not an error of Sluice, which would end the run: the step repeats the read.
+        # Do not raise one of Sluice's errors, which would end the run: the step repeats the read.
         raise ConnectionError(
             f"Worker {worker} of {self._store.pipeline} cannot be read at snapshot {snapshot.id}: "
             f"{detail}"

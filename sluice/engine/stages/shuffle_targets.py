@@ -27,13 +27,13 @@ from sluice.values.sql_types import canonical
 
 @dataclass(frozen=True)
 class StageResult:
-    """The results of an operator as a column, for the steps after the operator."""
+    """The column with an operator's results, which the steps after the operator read."""
 
     operator: int
     column: str
     type: pa.DataType
     output: str | None
-    """The output to which a processor sends these results; None for all results of another
+    """The processor's output to which these results go; None for all results of another
     operator."""
 
 
@@ -48,7 +48,8 @@ class ShuffleTarget:
     value: str
     foreign: str | None
     path: str | tuple[bytes, bytes]
-    """The name of the column with the path, or the bytes before and after the result's path."""
+    """The name of the column with the path, or two texts: the bytes before and after the result's
+    path."""
 
     @classmethod
     def of(cls, edge: Edge) -> Self:
@@ -67,7 +68,10 @@ class ShuffleTarget:
 
     @classmethod
     def of_failure(cls, number: int) -> Self:
-        """Return the target for a step's rejected rows, given the failure's number in the stage."""
+        """Return the target for a step's rejected rows.
+
+        `number` is the failure's number in the stage.
+        """
         name = f"failure{number}"
         return cls(REJECTED, None, name, f"{name}_key", f"{name}_value", None, (b"", b""))
 
@@ -83,7 +87,7 @@ class ShuffleTarget:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Return the columns that the target needs besides those of the results' rows."""
+        """Return the columns that the target needs in addition to those of the results' rows."""
         own = [self.passed, self.key, self.value]
         if self.foreign is not None:
             own.append(self.foreign)
@@ -103,7 +107,7 @@ class ShuffleTarget:
             indices = pa.array(passed)
 
         def chosen(name: str) -> pa.Array:
-            # In most batches, all results go to the same target, and nothing is copied.
+            # In most batches, all results go to the same target, so do not copy them.
             if indices is None:
                 return columns[name]
             return columns[name].take(indices)
@@ -190,7 +194,7 @@ class ShuffleTargets(RowsForTargets):
 
     @classmethod
     def of(cls, number: int, known: KnownTypes) -> tuple[Self, KnownTypes]:
-        """Return the targets after a stage, and the types with those of the edges to them.
+        """Return the targets after a stage, and the types including those of the edges to them.
 
         `known` has the types of the stage's results. Raises NeedsSparkError if Spark must compute
         the rows for the targets.

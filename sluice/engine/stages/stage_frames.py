@@ -1,4 +1,4 @@
-"""Runs stages on Spark: sends rows to workers, operators and, if later steps need it, Spark SQL."""
+"""Runs stages on Spark: sends rows to workers and operators, and to Spark SQL if needed."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ _ROW_CHANGES = frozenset({
 
 def _apply_transformation(frame: DataFrame, step: Transformation) -> DataFrame:
     """Add the columns of an author's DataFrame function."""
-    # All columns of the row are packed into one column. Besides this column, the function's frame
-    # has only the fields of the value.
+    # Pack all columns of the row into one column. The function's frame has only this column and the
+    # fields of the value.
     selected = [f"struct(*) AS {_ROW}"]
     for name, sql in step.inputs:
         selected.append(f"{sql} AS {backticked(name)}")
@@ -142,7 +142,7 @@ def _operations(frame: DataFrame) -> list[str]:
 def stage_with_sql(
     stages: Stages, number: int, known: KnownTypes, shuffled: DataFrame
 ) -> tuple[DataFrame, KnownTypes]:
-    """Return the row batches and the types after a stage, whose last steps Spark SQL computes.
+    """Return the row batches and the types after a stage if Spark SQL computes its last steps.
 
     `shuffled` are the row batches before the stage, with a partition for each worker.
     """

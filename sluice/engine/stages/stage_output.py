@@ -87,8 +87,7 @@ class StageOperator:
     def has_states_in_store(self) -> bool:
         """Whether the operator is a table whose states are the rows of its store.
 
-        A windowed table has states of its own, because the store forgets windows after the
-        retention.
+        A windowed table has separate states, because the store forgets windows after the retention.
         """
         return (
             self.plan.action == plan.LatestParameters()
@@ -119,8 +118,8 @@ class Released(NamedTuple):
     timer: str = ""
     """The name of the wall-clock timer that sends the results; empty if stream time sends them."""
     cause: int = 0
-    """The number of the record or timer that set this timer. It tells apart timers that have the
-    same name and the same time."""
+    """The number of the record or timer that set this timer. It distinguishes timers with the same
+    name and time."""
 
 
 class Listener(Protocol):
@@ -154,20 +153,24 @@ class StageOutput:
     _results: int = 0
     """Number of results of the current row."""
     _rows: list[tuple[Any, ...]] = field(default_factory=list)
-    """Rows, with the values of `_COLUMNS`."""
+    """Rows, as tuples of the values of `_COLUMNS`."""
     _batches: list[pa.RecordBatch] = field(default_factory=list)
     """Batches of rows that were made as columns."""
     _held: list[tuple[Any, ...]] | None = None
-    """Results since `hold`, which listeners get on `release`."""
+    """Results since `hold`. Listeners get them when `release` is called."""
     _rows_before_hold: int = 0
     passed_over: PassedOver = field(default_factory=PassedOver)
     """The rows that operators have passed over."""
     _passed_over: list[tuple[int, int, bytes, int, Outcome]] = field(default_factory=list)
-    """For each row that was passed over since `settle`: operator, origin, path, side, and why."""
+    """For each row that was passed over since `settle`: operator, origin, path, side, and
+    outcome."""
 
     @property
     def cause(self) -> int:
-        """Identifies the record or timer that caused the current row, whatever the batch is."""
+        """A number that identifies the record or timer that caused the current row.
+
+        Does not depend on the batch.
+        """
         sequence, origin, path = self.position
         if self.released is None and has_origin(sequence):
             return origin
@@ -177,7 +180,7 @@ class StageOutput:
     def has_many_rows(self) -> bool:
         """Whether to take the results before all rows are processed, because there are many.
 
-        False if only a key's last result matters. This result is known only after all rows.
+        False if only a key's last result matters, because it is known only after all rows.
         """
         return len(self._rows) > _MANY_ROWS and not self.only_stored
 
@@ -236,8 +239,8 @@ class StageOutput:
                 headers=headers,
             )
             listener.process(row, self)
-            # The listener has set the operator and the headers for its own results, so they are set
-            # back.
+            # The listener has set the operator and the headers for its own results, so restore
+            # them.
             self.operator, self.headers = operator, headers
 
     def _append(
@@ -267,8 +270,8 @@ class StageOutput:
         if self.operator.rekeys_results:
             cause_path = row_order.after_rekeying(cause_path)
         start, end = window or _NO_BOUNDS
-        # A row is a plain tuple of the values of `_COLUMNS`. A NamedTuple would add 0.5 µs to the
-        # 0.7 µs that a result takes.
+        # A row is a plain tuple of the values of `_COLUMNS`. A NamedTuple would take 0.5 µs more
+        # per result, in addition to 0.7 µs.
         self._rows.append(
             (
                 target,
@@ -292,7 +295,7 @@ class StageOutput:
     def _release_path(self, released: Released, rank: int | None) -> bytes:
         """Return the path of results that are sent because time has advanced.
 
-        If given, `rank` takes the place of the time at which the results were due.
+        If given, `rank` replaces the time at which the results were due.
         """
         assert self.operator is not None
         sequence, _, row_path = self.position
@@ -345,8 +348,8 @@ class StageOutput:
 
     def hold(self) -> None:
         self._rows_before_hold = len(self._rows)
-        # `reject` can remove results from the rows, but not from listeners, so
-        # listeners get the results on `release`.
+        # `reject` can remove results from the rows, but not from listeners. So listeners get the
+        # results only when `release` is called.
         if self.listeners and self.operator is not None and self.operator.number in self.listeners:
             self._held = []
 
@@ -415,14 +418,14 @@ class StageOutput:
             self._passed_over.append(noted)
 
     def settle(self, operator: StageOperator, rows: OperatorRows) -> None:
-        """Find out what has become of the records whose rows the operator has passed over.
+        """Determine the outcomes of the records whose rows the operator has passed over.
 
         `rows` are the rows that the operator has processed one by one.
         """
         noted, self._passed_over = self._passed_over, []
         outcomes: dict[tuple[int, bytes, int], Outcome] = {}
         for target, origin, path, side, outcome in noted:
-            # The rows of a chained operator are results, so their records have an effect.
+            # Skip chained operators: their rows are results, so the records have had an effect.
             if target == operator.number:
                 outcomes.setdefault((origin, path, side), outcome)
         if not outcomes:
@@ -459,7 +462,7 @@ class StageOutput:
     ) -> pa.RecordBatch | None:
         """Add the results that an operator has computed as columns, and return them as rows.
 
-        `rows_of` are the same rows as `keyed`. Returns None if there are no results.
+        `rows_of` has the same rows as `keyed`. Returns None if there are no results.
         """
         self._note_dropped_and_late(operator, results, rows_of)
         if not len(results.rows):
@@ -522,7 +525,7 @@ class StageOutput:
         """
         batches, self._batches = self._batches, []
         for batch in batches:
-            # The tasks after this one copy the rows several times, so pass them few rows at once.
+            # Later tasks copy the rows several times, so pass only few rows at once.
             for begin in range(0, batch.num_rows, _MANY_ROWS):
                 yield batch.slice(begin, _MANY_ROWS)
         if self._rows:
@@ -542,7 +545,7 @@ class StageOutput:
         return rows(count, arrays)
 
     def _without_replaced(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows without results that a later one of the same key replaces in a store."""
+        """Return the rows, without results that a later one of the same key replaces in a store."""
         of_stores = pc.is_in(batch.column("target"), pa.array(self.only_stored, pa.int32()))
         is_kept = boolean_mask(pc.invert(pc.and_(batch.column("emitted"), of_stores)))
         stored = np.flatnonzero(~is_kept)

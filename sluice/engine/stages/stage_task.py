@@ -50,7 +50,7 @@ class Stage(TaskOfBatch):
     """Addresses of the workers' shards."""
     operators: tuple[StageOperator, ...]
     sharing: Mapping[int, tuple[Edge, ...]]
-    """Operator of the stage → the edges that take rows of this operator's edges."""
+    """Operator of the stage → the edges that share the rows of this operator's edges."""
     only_stored: frozenset[int]
     """The operators whose results go only to their store."""
     topics: Mapping[int, str]
@@ -82,7 +82,7 @@ class Stage(TaskOfBatch):
     def _has_due_results(self, before: StreamTimes, worker: int) -> bool:
         """Return whether a wall-clock timer or a held-back result of the worker is due.
 
-        The stage must then run even without rows.
+        If so, the stage must run even without rows.
         """
         for operator in self.operators:
             timer = before.timer_due(operator.plan.name, worker)
@@ -161,7 +161,7 @@ class StageRows:
         self.by_target: dict[int, list[dict[str, pa.Array]]] = {}
         """Operator → the columns of its rows in each batch."""
         self.reports: dict[int, list[bytes]] = {}
-        """Operator → the reports of where its stream time advances."""
+        """Operator → the reports on where its stream time advances."""
         self.worker: int | None = None
         """The worker that owns the rows; None if there are no rows for the stage."""
         self.size = 0
@@ -212,7 +212,7 @@ class StageRows:
 
 
 def _shared_rows(rows: pa.RecordBatch, edge: Edge) -> pa.RecordBatch:
-    """Return the rows of an operator as rows of an edge that shares them."""
+    """Convert rows of an operator to rows of an edge that shares them."""
     shares = edge.shares
     assert shares is not None
     assert edge.constant_path is not None
@@ -243,7 +243,7 @@ class StageRun:
     ) -> None:
         self.operators = operators
         self.answers = answers
-        """Number of an operator that asks a service or a database → its `RecordedAnswers`."""
+        """Number of an operator that calls a service or a database → its `RecordedAnswers`."""
         self.listeners: dict[int, list[OperatorRun]] = {}
         """Operator → the operators that get its results directly."""
         for operator in operators.values():
@@ -285,9 +285,9 @@ class StageRun:
             if number not in by_target:
                 continue
             rows = OperatorRows.of(by_target.pop(number), run.timeline_of_rows)
-            # The received copies of the rows have been freed.
+            # The received copies of the rows have been freed, so release their memory.
             release_memory_after_rows(len(rows))
-            # Such a table only stores the last value of each key.
+            # Such a table only stores each key's last value, so process only the last rows.
             if number in self.output.only_stored and run.spec.has_states_in_store:
                 rows = rows.last_of_keys()
             listeners = self.listeners.get(number, [])
@@ -297,7 +297,7 @@ class StageRun:
             elif run.is_independent and not listeners:
                 yield from run.process_by_key(rows, self.output)
             else:
-                # Each step replaces `rows`, so that the copy that is no longer needed is freed.
+                # Each step replaces `rows`, which frees the copy that is no longer needed.
                 if all(each.operator.takes_columns for each in runs):
                     rows = run.process_columns(rows, self.output, listeners)
                 self._load(runs, rows)
@@ -350,7 +350,10 @@ class StageRun:
                 yield from output.take()
 
     def close(self) -> Iterator[pa.RecordBatch]:
-        """Close all operators in order after the last row: results may go to later operators."""
+        """Close all operators in order after the last row.
+
+        Their results may go to later operators.
+        """
         for number, operator in self.operators.items():
             for listener in self.listeners.get(number, ()):
                 listener.send_before_close(self.output)
@@ -371,7 +374,7 @@ class StageRun:
     def timers_after(self) -> dict[str, int]:
         """Return when the earliest timers and held-back results are due after the batch.
 
-        There is a time for each processor with timers, and for each operator that holds back
+        The result has a time for each processor with timers, and for each operator that holds back
         results.
         """
         timers: dict[str, int] = {}

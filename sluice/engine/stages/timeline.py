@@ -1,7 +1,7 @@
 """An operator's stream time at every position of a batch.
 
-An *advance* is a row that may advance the operator's stream time, as the tasks that made the rows
-have reported it (see `advances.py`).
+An *advance* is a row that may advance the operator's stream time. The tasks that made the rows have
+reported the advances (see `advances.py`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Clock:
 
     @classmethod
     def of(cls, before: int, times: Times, advancing: Mask | bool = True) -> Self:
-        """Return a partition's clock, which only the `advancing` ones of the `times` move on."""
+        """Return a partition's clock. Of the `times`, only the `advancing` ones advance it."""
         return cls(
             np.maximum.accumulate(
                 np.concatenate(([before], np.where(advancing, times, BEFORE_ALL)))
@@ -51,14 +51,14 @@ class _Clock:
 
 @dataclass(frozen=True)
 class _PartitionClocks:
-    """The stream times of one partition number, across co-partitioned topics.
+    """The stream times of one partition number, which co-partitioned topics share.
 
     A join of two streams has four different clocks, and a join with a versioned table has three.
     Any other operator has a single clock, under all four names.
     """
 
     counts: Indices
-    """For each number of advances of all partitions, from 0 on: how many of them are of this
+    """At index n: how many of the first n advances of all partitions are advances of this
     partition."""
     all_rows: _Clock
     closed: _Clock
@@ -99,7 +99,7 @@ class Timeline:
             tables.append(open_table(pa.py_buffer(report)).read_all())
         self._reported = pa.concat_tables([*tables, ADVANCES.empty_table()])
         self._order = np.argsort(position_numbers(self._reported), kind="stable")
-        """The indices that sort the advances by position. Their columns are sorted when they are
+        """The indices that sort the advances by position. The columns are sorted when they are
         first read."""
         self._times = self._reported.column("time").to_numpy()[self._order]
         self._sides = self._reported.column("side").to_numpy()[self._order]
@@ -110,8 +110,8 @@ class Timeline:
         """The closed time before the batch. It never decreases, even if an idle partition has
         records again."""
         self._closing_positions: dict[int, Position] = {}
-        """Time → the position at which the closed time reaches it. Many results are due at the same
-        time."""
+        """Time → the position at which the closed time reaches it. Many results share a due time,
+        so each position is computed once."""
         self._partitions: dict[int, _PartitionClocks] = {}
         self._active: list[_PartitionClocks] = []
         """The partitions that windows wait for."""
@@ -138,13 +138,13 @@ class Timeline:
 
     @property
     def went_on_when_idle(self) -> bool:
-        """Whether the batch has no records, and the operator's stream time has gone on."""
+        """Whether the batch has no records, but the operator's stream time has advanced."""
         return self._before.went_on_when_idle(self._operator.clock)
 
     @cached_property
     def _closings(self) -> tuple[Indices, Times]:
         """The advances that increase the closed time, and the closed time after each of them."""
-        # It is the smallest closed time of the active partitions.
+        # The operator's closed time is the smallest closed time of its active partitions.
         closed = np.full(len(self._times) + 1, BEFORE_ALL)
         if self._active:
             closed_by_partition = [clocks.closed.after[clocks.counts] for clocks in self._active]
@@ -160,7 +160,7 @@ class Timeline:
         `of_number`: mask of their advances.
         """
         counts = np.concatenate(([0], np.cumsum(of_number)))
-        # NumPy takes elements by their indices in a fraction of the time of a mask.
+        # Selecting elements by indices takes NumPy a fraction of the time of selecting by a mask.
         indices = np.flatnonzero(of_number)
         times, sides, complete = self._times[indices], self._sides[indices], self._complete[indices]
         before: dict[str, int] = {}
@@ -177,7 +177,7 @@ class Timeline:
                 )
             if self._operator.joins_versions:
                 # In a join with a versioned table, the stream's records wait for the stream time of
-                # their own stream, not of the table.
+                # the stream, not of the table.
                 of_stream, of_table = of_sides[LEFT], of_sides[RIGHT]
                 waits_for = _Clock(np.maximum(of_stream.after, before["closed"]))
                 return _PartitionClocks(counts, waits_for, waits_for, of_stream, of_table, of_sides)
@@ -190,7 +190,7 @@ class Timeline:
         return _PartitionClocks(counts, all_rows, closed, left, right)
 
     def _stored_time(self, suffix: str, number: int) -> int:
-        """Return the stream time before the batch, of all topics' partitions with this number."""
+        """Return the stored stream time that the topics' partitions with this number share."""
         operator = self._operator
         return max(
             self._before.of(f"{operator.clock}{suffix}", topic, number) for topic in operator.topics
@@ -198,9 +198,10 @@ class Timeline:
 
     @cached_property
     def searches(self) -> tuple[tuple[Indices, Times], ...]:
-        """When a join of topics with one partition may search for unmatched records, by side.
+        """By side, the advances at which a join may search for unmatched records, with their times.
 
-        These are advances of the side, and the stream time of each of them.
+        Each advance of a side is that of a row of this side. Its time is the stream time after it.
+        Only for topics with one partition.
         """
         # Kafka Streams searches for unmatched records only when it processes a record that is not
         # out of order.
@@ -221,8 +222,8 @@ class Timeline:
         for number, clocks in self._partitions.items():
             if not clocks.counts[-1]:
                 continue
-            # Co-partitioned topics share the time, so it is stored once, under the first topic with
-            # this partition.
+            # Co-partitioned topics share the time. Store it once, under the first topic with this
+            # partition.
             topic = self._first_topic_with(number)
             for name in names:
                 clock: _Clock = getattr(clocks, name)
@@ -240,7 +241,7 @@ class Timeline:
 
     @property
     def passed_by_all_sides(self) -> int:
-        """The stream time that every side has reached in every partition that is not idle.
+        """The stream time that all sides have reached in all partitions that are not idle.
 
         If the operator's sides have no stream times of their own, this is the closed time.
         """
@@ -303,7 +304,7 @@ class Timeline:
         return self.closed_before
 
     def advances_until(self, due: Times) -> Times:
-        """Count the advances up to the one with which the closed time reaches each time in `due`.
+        """Count the advances until the closed time reaches each time in `due`.
 
         The count is NEVER if the closed time does not reach the time in this batch.
         """
@@ -313,14 +314,14 @@ class Timeline:
         return until
 
     def closings(self, due: Times) -> dict[str, pa.Array]:
-        """Find the row of this batch with which the closed time reaches each time in `due`.
+        """For each time in `due`, find the row of this batch with which the closed time reaches it.
 
         Returns the columns of the rows' positions, and the headers of their records.
         """
         encoded = pa.array(due).dictionary_encode()
         closings, closed = self._closings
         places = closings[np.searchsorted(closed, np.asarray(encoded.dictionary))]
-        # Many results are due at the same time.
+        # Many results share a due time, so look up each distinct time only once.
         rows = self._table.select([*SORT_KEY, "headers"]).take(pa.array(places)).combine_chunks()
         columns: dict[str, pa.Array] = {}
         for name in rows.column_names:
@@ -388,7 +389,7 @@ class Timeline:
         together = pa.concat_tables([self._reported.select(SORT_KEY), positions.select(SORT_KEY)])
         of_advances, of_rows = np.split(position_numbers(together), [len(self._times)])
         of_advances = of_advances[self._order]
-        # The places of sorted numbers are found in a fraction of the time.
+        # Finding the places takes a fraction of the time if the numbers are sorted.
         order = np.argsort(of_rows, kind="stable")
         counts_before, counts_after = np.empty_like(order), np.empty_like(order)
         in_order = of_rows[order]
@@ -399,7 +400,7 @@ class Timeline:
         return counts_before, counts_after
 
     def _follow_their_record(self, positions: pa.Table, counts: Indices) -> Mask:
-        """Return a mask of the rows whose last earlier advance is the start of their own record.
+        """Return a mask of the rows whose latest earlier advance is the start of their own record.
 
         `counts`: for each row, the number of advances before it.
         """

@@ -55,7 +55,7 @@ class ArrowSteps:
         more: Layers,
         by_spark: pa.Schema,
     ) -> Self | None:
-        """Return the steps that compute these columns, as `giving` makes them.
+        """Return the steps that compute these columns, with `giving`.
 
         Return None if Spark must compute the columns, because Arrow cannot compute a step, or
         because Spark's schema, `by_spark`, has other types for the columns.
@@ -113,8 +113,8 @@ class ArrowSteps:
             for name, expression in layer.columns:
                 result = evaluate(expression, columns, count, self.functions)
                 new_columns[name] = _column(name, result, count)
-            # The array is exploded before the fallible expressions are computed, because they need
-            # a row for each element.
+            # Explode the array before computing the fallible expressions, which need a row for each
+            # element.
             if layer.explosion is not None:
                 columns, new_columns = _exploded(layer.explosion, columns, new_columns, count), {}
                 count = len(columns[layer.explosion.column.name])
@@ -131,7 +131,7 @@ class ArrowSteps:
 def _column(name: str, result: Result, count: int) -> pa.Array:
     """Return a plain column.
 
-    It cannot fail: if a column can fail, the plan has a fallible expression for it.
+    A plain column cannot fail: the plan uses fallible expressions for all others.
     """
     if result.failed is not None:
         raise ArithmeticError(f"the column {name} has no result for a record")
@@ -144,7 +144,7 @@ def _exploded(
     new_columns: Mapping[str, pa.Array],
     count: int,
 ) -> dict[str, pa.Array]:
-    """Return all columns with a row per element of the array, like Spark's `posexplode_outer`."""
+    """Return all columns with a row for each array element, like Spark's `posexplode_outer`."""
     lists = array_of(evaluate(explosion.array, columns, count).values, count)
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
     # An empty or missing array gives one row without an element, as in `posexplode_outer`.
@@ -179,7 +179,7 @@ def _fallible_columns(
 ) -> dict[str, pa.Array]:
     """Return the columns of a fallible expression: its results, the text of its key, and its error.
 
-    The expression is evaluated only for rows that have passed the filters before. For other rows,
+    The expression is evaluated only for rows that have passed the earlier filters. For other rows,
     all columns are null.
     """
     passed = mask_of(evaluate(fallible.passed, columns, count).values, count)
@@ -224,17 +224,14 @@ def _errors(
     keys: pa.Array | None,
     failed: Mask,
 ) -> pa.Array:
-    """Return each row's error, if the expression fails or its result cannot be written.
-
-    NaN, for example, cannot be written.
-    """
+    """Return each row's error, if the expression fails or its result (such as NaN) has no JSON."""
     errors = np.full(len(failed), None, object)
     unusable: list[tuple[Mask | None, str]] = []
     for results in values:
         unusable.append((_is_not_finite(results), NOT_FINITE))
     if keys is not None:
         unusable.append((too_long(keys), KEY_TOO_LONG))
-    # The errors are set in reverse order, so that a row's first error overwrites its later errors.
+    # Set the errors in reverse order: a row's first error must overwrite its later errors.
     for rows, text in reversed(unusable):
         if rows is not None:
             errors[rows] = text
@@ -262,7 +259,7 @@ def _causes(
 
 
 def _is_not_finite(values: pa.Array) -> Mask | None:
-    """Return the rows whose value contains NaN or infinity.
+    """Return a mask of the rows whose value contains NaN or infinity.
 
     Return None if the type contains no doubles.
     """
@@ -281,7 +278,7 @@ def _is_not_finite(values: pa.Array) -> Mask | None:
 
 
 def _any_element(lists: pa.Array, elements: Mask | None) -> Mask | None:
-    """Return the rows whose list has at least one of the elements that the mask marks."""
+    """Return a mask of the rows whose list has an element marked in `elements`."""
     if elements is None:
         return None
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()

@@ -30,7 +30,7 @@ def share_subexpressions(spark: SparkSession, *, shared: bool) -> None:
     Forbid it for a query with fallible expressions: if two of them share a subexpression, Spark
     would compute it outside of both, where a failure ends the query.
     """
-    # `getConf` would copy all settings, each with calls of the JVM.
+    # Not `getConf`: it would copy all settings, with several calls of the JVM for each.
     usual = str(spark.sparkContext._conf.get(_SHARING, "true"))
     spark.conf.set(_SHARING, usual if shared else "false")
 
@@ -42,7 +42,7 @@ def with_columns(
 ) -> DataFrame:
     """Add the plain columns, and the columns of each fallible expression.
 
-    The columns of a fallible expression are a struct of its results, the key text and the error
+    A fallible expression has three columns: a struct of its results, the key text, and the error
     text, which is null unless the expression fails. No column may read another column. All columns
     are added at once, because Spark analyzes the whole query again for every step that is added to
     it. Raises Unresolved if Spark cannot resolve an expression.
@@ -60,8 +60,8 @@ def with_columns(
     try:
         return _with_errors(with_structs, fallibles, parts)
     except PySparkException:
-        # In rare cases, sqlglot has written a part in a way that Spark cannot resolve. A failure of
-        # this part gets no text of its own.
+        # In rare cases, sqlglot has written a part in a way that Spark cannot resolve. If this part
+        # fails, its failure gets no text of its own.
         resolved = [*map(partial(_resolved_parts, with_structs), parts)]
     try:
         return _with_errors(with_structs, fallibles, resolved)
@@ -174,7 +174,7 @@ def _error_column(
 
 
 def _fallible_parts(fallible: FallibleExpression) -> list[tuple[Column, str]]:
-    """Return, for each part of the expression, a column and the error text of the part.
+    """Return a column and an error text for each part of the expression that can fail.
 
     The column is null where the part fails. sqlglot writes the SQL of the parts. Parts that Spark
     cannot parse or resolve in this SQL are left out.
@@ -192,8 +192,7 @@ def _cause(parts: Sequence[tuple[Column, str]]) -> Column:
     Parts within lambdas yield no text.
     """
     text: Column = F.lit(NO_RESULT)
-    # The loop goes from the last part to the first, so that the first part that fails gives the
-    # text.
+    # Go from the last part to the first: the first part that fails must give the text.
     for part, cause in reversed(parts):
         text = F.when(part.isNull(), F.lit(cause)).otherwise(text)
     return text
@@ -257,8 +256,8 @@ def _null_if_failing(sql: str) -> Column:
     Uses the JVM because SQL has no syntax for this.
     """
     jvm: Any = SparkContext._jvm
-    # The classes are looked up by whole names. For the attribute `org`, py4j would search all jars
-    # for a class `org`, then for a class `org.apache`, and so on.
+    # Look up the classes by their full names. With attributes, py4j would search all jars for a
+    # class `org`, then for a class `org.apache`, and so on.
     utils = getattr(jvm, "org.apache.spark.sql.classic.ExpressionUtils")
     try_eval = getattr(jvm, "org.apache.spark.sql.catalyst.expressions.TryEval")
     expression: Any = F.expr(sql)

@@ -1,8 +1,8 @@
-"""SQL for the text of a key, with the same result as `values.keys.key_text`.
+"""Makes SQL for the text of a key, with the same result as `values.keys.key_text`.
 
 Spark writes doubles differently with each Java version, and a VARIANT may contain doubles. For a
-key with such parts, the SQL makes JSON of the key, and a Python function makes the text from the
-JSON.
+key with such parts, the SQL converts the key to JSON, and a Python function converts the JSON to
+the text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FUNCTION = "sluice_key_of_json"
 class NoKeyError(Exception):
     """Values of a type cannot be keys.
 
-    The message names the type, and `next_step` says what to write instead.
+    The message names the type, and `next_step` names an alternative.
     """
 
     def __init__(self, message: str, next_step: str) -> None:
@@ -36,7 +36,7 @@ def register(spark: SparkSession) -> None:
 def key_sql(sql: str, kind: spark.DataType) -> str:
     """Return SQL for the text of the key `sql`, which is a column or a part of a column.
 
-    Raises NoKeyError if the key's type cannot be a key type.
+    Raises NoKeyError if values of the key's type cannot be keys.
     """
     if _has_doubles(kind):
         return f"{_FUNCTION}({_json(sql, kind, marked=True)})"
@@ -44,7 +44,7 @@ def key_sql(sql: str, kind: spark.DataType) -> str:
 
 
 def _has_doubles(kind: spark.DataType) -> bool:
-    """Return whether a key may have doubles, which Spark does not write as Python does."""
+    """Return whether a key may contain doubles, which Spark and Python write differently."""
     match kind:
         case spark.DoubleType() | spark.FloatType() | spark.VariantType():
             return True
@@ -69,7 +69,7 @@ def _plain(sql: str, kind: spark.DataType) -> str:
     match kind:
         case spark.StringType():
             return sql
-        # `key_text` writes no zeros at the end of a decimal.
+        # `key_text` writes no trailing zeros of a decimal.
         case spark.DecimalType() if kind.scale > 0:
             return f"trim(TRAILING '.' FROM trim(TRAILING '0' FROM CAST({sql} AS STRING)))"
         case (
@@ -130,7 +130,8 @@ def _json(sql: str, kind: spark.DataType, depth: int = 0, *, marked: bool = Fals
 def _string(sql: str) -> str:
     """Return SQL for the JSON of a text, or of bytes as base64.
 
-    `to_json` needs an array, so the array's brackets are cut off again.
+    `to_json` needs an array, so put the value into an array, and cut off the array's brackets
+    again.
     """
     return f"trim(BOTH '[]' FROM to_json(array({sql})))"
 

@@ -55,8 +55,8 @@ class Pickled:
     data: bytes
     name: str = ""
     """The name of a class that is pickled by name, such as a module's Struct or Enum; otherwise
-    empty. Pickled by value, a Struct would lose its fields, and an Enum would have other members
-    than the Enum in the Structs' fields."""
+    empty. If pickled by value, a Struct would lose its fields, and an Enum's members would differ
+    from those in the Structs' fields."""
 
     @classmethod
     def of(cls, value: Any) -> Pickled:
@@ -80,7 +80,7 @@ class Pickled:
     def value(self) -> Any:
         if self.name:
             return _named(self.module, self.file, self.name)
-        # The functions of a script are pickled by value; the pickle of any other function needs the
+        # The functions of a script are pickled by value. The pickle of any other function needs the
         # function's module.
         if self.module != "__main__":
             load_by_name(self.module, self.file)
@@ -90,7 +90,7 @@ class Pickled:
 class _Pickler(CloudPickler):
     """Pickles a script's functions by value, but the script's Structs and Enums by name.
 
-    The Structs of a schema are pickled as the schema's text, because they are in no file.
+    A schema's Structs are pickled as the schema's text, because no file contains them.
     """
 
     @override
@@ -172,12 +172,15 @@ def load_by_name(module: str, file: str) -> Any:
 
 
 def local(file: str) -> Path:
-    """Return the path of the pipeline's file, or on a cluster's executor, of the driver's copy."""
+    """Return the path of the pipeline's file.
+
+    On a cluster's executor, this is the driver's copy.
+    """
     from pyspark import SparkFiles
 
     path = Path(file)
-    # An executor's host may have another version of the file at the same path, so an executor uses
-    # the driver's copy.
+    # An executor's host may have another version of the file at the same path, so use the driver's
+    # copy there.
     if SparkFiles._is_running_on_worker and SparkFiles.getRootDirectory() == ".":
         return Path(SparkFiles.get(path.name))
     return path

@@ -39,7 +39,7 @@ Function: TypeAlias = Callable[
 
 
 def functions_of(job: Job) -> dict[str, Function]:
-    """Return the job's Python functions, by their names in SQL. They take many records."""
+    """Return the job's Python functions, by their names in SQL. They take many records at once."""
     return {name: call.call_all for name, call in calls_of(job).items()}
 
 
@@ -58,7 +58,7 @@ def calls_of(job: Job) -> dict[str, PythonCall | BatchCall]:
 
 @dataclass(frozen=True)
 class _Calls:
-    """Base class of the calls of an author's function, for one value or for many values."""
+    """Base class of `PythonCall` and `BatchCall`, which call an author's function."""
 
     planned: PythonFunction
     step: str
@@ -105,12 +105,12 @@ class PythonCall(_Calls):
         key: str | None,
         value: str | None,
     ) -> dict[str, Any] | None:
-        # A filter does not drop rows, because other branches of the pipeline may read them. The
-        # function is not called for a record that does not reach the step.
+        # A filter does not drop rows, because other branches of the pipeline may read them. So do
+        # not call the function for a record that does not reach the step.
         if not passed:
             return None
-        # The function and the decoder are loaded outside of the `try`, because an error while
-        # loading them must not reject the record.
+        # Load the function and the decoder outside of the `try`: an error while loading them must
+        # not reject the record.
         function, decode = self.planned.function.value, self._decode
         try:
             return self._result(function, key, None if value is None else decode(value))
@@ -126,8 +126,8 @@ class PythonCall(_Calls):
                 if result is not None:
                     require_run(result)
                 return {}
-            # As in Python's `if`, any result counts as true or false, except a coroutine or a
-            # generator: it would count as true, although the author's code has not run.
+            # As in Python's `if`, any result counts as true or false. Coroutines and generators are
+            # rejected: they would count as true, although the author's code has not run.
             case "condition":
                 result = function(key, value)
                 if type(result) is not bool:
@@ -154,10 +154,7 @@ class PythonCall(_Calls):
 
 @dataclass(frozen=True)
 class BatchCall(_Calls):
-    """Calls an author's function for many values at once.
-
-    The function is not called for null values, which stay null.
-    """
+    """Calls an author's function for many values at once. Nulls stay null without a call."""
 
     batch: FunctionBatch
 
@@ -167,7 +164,7 @@ class BatchCall(_Calls):
         keys: Sequence[str | None],
         values: Sequence[str | None],
     ) -> list[Outcome]:
-        """Call the function with batches of the values of the records that reach the step."""
+        """Pass the values of the records that reach the step to the function, in batches."""
         outcomes: list[Outcome] = []
         chosen: list[int] = []
         for number, (reaches, value) in enumerate(zip(passed, values, strict=True)):
@@ -186,8 +183,8 @@ class BatchCall(_Calls):
 
         If the call fails, call the function with each half of the values, and so on.
         """
-        # The function is loaded outside of the `try`, because an error while loading it must not
-        # reject a record.
+        # Load the function outside of the `try`: an error while loading it must not reject a
+        # record.
         function = self.planned.function.value
         values = self._arguments(texts)
         try:
@@ -207,7 +204,7 @@ class BatchCall(_Calls):
         return [*map(self._outcome, listed)]
 
     def _arguments(self, texts: list[str]) -> Any:
-        """Return the values as the function takes them."""
+        """Convert the values to the function's argument type."""
         if self.batch.table is None:
             return [*map(self._decode, texts)]
         column = array_of_json(pa.array(texts), arrow_type(self.batch.table))

@@ -35,9 +35,9 @@ def register(spark: SparkSession, job: Job) -> None:
 
 
 def _on_arrow(call: BatchCall) -> Any:
-    """Return a Spark SQL function that gets the arguments of many records at once.
+    """Return a Spark SQL function that makes the call for many records at once.
 
-    In Spark 4.0, it gets the arguments of one record.
+    In Spark 4.0, it makes the call for each record.
     """
     arrow_udf: Any = getattr(functions, "arrow_udf", None)
     if arrow_udf is None:

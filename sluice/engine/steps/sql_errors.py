@@ -1,4 +1,4 @@
-"""Reports Spark's errors in an author's expressions with the expression's step, file and line."""
+"""Reports Spark's errors in an author's expressions, with the expression's step, file and line."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def select(frame: DataFrame, columns: Iterable[Column], *kept: str) -> DataFrame
     try:
         return frame.selectExpr(*kept, *expressions)
     except PySparkException:
-        # Spark's error does not say which of the columns it is about, so try them one by one.
+        # Spark's error does not name the column, so try the columns one by one.
         for column, expression in zip(columns, expressions, strict=True):
             try:
                 frame.selectExpr(expression)
@@ -66,11 +66,11 @@ def unresolved_error(job: Job, unresolved: Unresolved) -> TopologyError:
 
 
 def no_result_error(job: Job, message: str) -> EngineError | None:
-    """Return an EngineError if, by Spark's message, an expression has no result for a record.
+    """Return an EngineError if Spark's message says that an expression has no result for a record.
 
     Return None for other messages.
     """
-    # Spark's message suggests a function that returns null, and contains the column's SQL.
+    # Spark's message suggests a function that returns null instead, and contains the column's SQL.
     suggestion = re.search(r"\[(?!STREAM_FAILED)[A-Z_.]+\] ([^\n]*Use `try_[^.]*\.)", message)
     if suggestion is None:
         return None
@@ -96,7 +96,7 @@ def _place(job: Job, step: Step | None) -> str:
 
 
 def _plain(job: Job, message: str) -> str:
-    """Return Spark's message without the query plan, and in the author's names."""
+    """Return Spark's message without the query plan, and with the author's names of fields."""
     text = message.strip().split("\n== SQL ==")[0].split(" SQLSTATE:")[0]
     text = re.sub(r"^\[[A-Z_.]+\] ", "", text.strip())
     names = job.field_names

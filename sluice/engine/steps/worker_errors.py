@@ -37,7 +37,7 @@ _FRAME = re.compile(r'File "([^"\n]*)", line (\d+) in (\S+)')
 def worker_error(job: Job, message: str) -> SluiceError | None:
     """Return the EngineError that a task raised, or an error if a Python worker has ended.
 
-    Return None if Spark's message says neither.
+    Return None if Spark's message shows neither.
     """
     raised = _RAISED.findall(message)
     if raised:
@@ -70,7 +70,7 @@ def worker_error(job: Job, message: str) -> SluiceError | None:
 
 
 def _place(message: str, files: set[str]) -> str | None:
-    """Return the innermost line, if possible of these files, of a crash that Python reported."""
+    """Return the innermost line of a crash that Python reported, preferably one of these files'."""
     crash = _TRACEBACK.search(message)
     if crash is None:
         return None

@@ -1,1 +1,1 @@
-"""Aggregations that operators compute: functions, accumulators, windows."""
+"""Aggregations of the operators: functions, accumulators, windows."""

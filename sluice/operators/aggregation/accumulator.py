@@ -1,11 +1,11 @@
-"""What all aggregate functions have in common: a form for rows, and for some a form for columns.
+"""The interface of aggregate functions: all take rows one by one, and some take columns.
 
 `add` returns a new accumulator and leaves the old one unchanged, so that a failed record can be
 undone. Accumulators that may be large are modified in place instead, and their changes can be
 undone. Null arguments are ignored, except that `count` without an argument counts rows.
 
-`over_windows` computes the accumulators of many windows at once, from columns. It equals `add` for
-one record after the other.
+`over_windows` computes the accumulators of many windows at once, from columns. The results are
+those of `add` for one record after the other.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Accumulator:
     needs_argument = True
     """Whether the result depends on the argument's values."""
     picks = False
-    """Whether the result is the value of one record, and depends on the order of the records."""
+    """Whether the function picks the value of one record, depending on the order of the records."""
 
     def __init__(self, kind: Any) -> None:
         self.kind = kind
@@ -74,11 +74,11 @@ class Accumulator:
         raise TopologyError(f"{type(self).__name__} cannot subtract a table's old value.")
 
     def merge(self, earlier: Any, later: Any) -> Any:
-        """Combine the accumulators of two sessions."""
+        """Combine the accumulators of two sessions that are merged."""
         return self.add(earlier, later)
 
     def merge_unordered(self, held: Any, later: Any) -> Any:
-        """Combine the accumulator held in the state with that of new records, in columns.
+        """Combine the state's accumulator with that of new records in columns.
 
         Raises NumbersTooLargeError or OverflowError if the order of the records could matter.
         """
@@ -103,7 +103,7 @@ class Accumulator:
     ) -> WindowAccumulators:
         """Return the accumulators of windows.
 
-        `column`: the function's argument for each of the sorted records.
+        `column`: the function's argument in each of the sorted records.
 
         `order`: numbers that increase in the order of the records, needed if the function `picks`.
 
@@ -113,7 +113,7 @@ class Accumulator:
 
 
 class InPlace(Accumulator):
-    """Changes its accumulator in place, since a copy may be large, and can undo the changes."""
+    """Changes its accumulator in place, because a copy may be large. Can undo the changes."""
 
     def __init__(self, kind: Any) -> None:
         super().__init__(kind)

@@ -1,7 +1,6 @@
 """Accumulators of functions that count, collect or compare values, but do not add them up.
 
-`sums` and `extremes` have those of sums, averages, minima and maxima, and `statistics` those of
-statistics.
+For sums, averages, minima, maxima and statistics, see `sums`, `extremes` and `statistics`.
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ class CountDistinct(InPlace, CollectSet):
 
 
 class ApproximateCountDistinct(InPlace):
-    """The number of distinct values: exact up to 512, beyond that with an error of 1.6 %."""
+    """The number of distinct values: exact up to 512, and with an error of 1.6 % beyond that."""
 
     def __init__(self) -> None:
         super().__init__(Distinct)
@@ -126,11 +125,11 @@ class ApproximateCountDistinct(InPlace):
 
 
 Parts = tuple[float, ...]
-"""For each percentile, the share of all values that are below it, such as 0.5 for the median."""
+"""For each percentile, the share of all values below it, such as 0.5 for the median."""
 
 
 class ApproximatePercentile(InPlace):
-    """Percentiles: exact up to 512 distinct numbers, beyond that within 1 % of the exact ones."""
+    """Percentiles: exact up to 512 distinct numbers; beyond that, within 1 % of the exact ones."""
 
     def __init__(self, argument: Any, parts: Parts, *, many: bool) -> None:
         super().__init__(Histogram[argument])
@@ -212,7 +211,7 @@ class ValueCounts(InPlace):
 
 
 class Mode(ValueCounts):
-    """The most frequent value; if several values are equally frequent, the smallest."""
+    """The most frequent value. Of several equally frequent values, the smallest."""
 
     @override
     def result(self, accumulator: dict[Any, int]) -> Any:
@@ -243,13 +242,13 @@ class Percentile(ValueCounts):
 def _percentile(values: list[Any], ends: list[int], part: float) -> float:
     """Return the number below which the share `part` of all values lies: the median for 0.5.
 
-    `values`: the distinct values, sorted. `ends`: for each of them, how many of all values are at
-    most as large.
+    `values`: the distinct values, sorted. `ends`: for each distinct value, how many of all values
+    are not larger.
     """
     position = (ends[-1] - 1) * part
     below = float(values[bisect_right(ends, math.floor(position))])
     above = float(values[bisect_right(ends, math.ceil(position))])
-    # Without this, interpolation between equal numbers could round to another number.
+    # Do not interpolate between equal numbers, because rounding could give another number.
     if below == above:
         return below
     return (math.ceil(position) - position) * below + (position - math.floor(position)) * above

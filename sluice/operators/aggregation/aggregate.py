@@ -50,11 +50,11 @@ S = TypeVar("S")
 
 
 class TableGroup(msgspec.Struct, Generic[T], array_like=True):
-    """The state of one group of a table's rows."""
+    """The state of one group of rows in the aggregation of a table."""
 
     windows: dict[int, tuple[int, T]]
-    """0 → the time of the aggregate, and the aggregate. There are no other keys, as in a state
-    without windows."""
+    """0 → the time of the aggregate, and the aggregate. As in a state without windows, 0 is the
+    only key."""
     instead: dict[str, str | None]
     """Row key → an earlier value of the row. The aggregate still includes this value, because the
     attempt to replace it with the row's current value has failed."""
@@ -63,10 +63,10 @@ class TableGroup(msgspec.Struct, Generic[T], array_like=True):
 class BaseAggregation(Operator[S]):
     """Base class of all aggregations.
 
-    `sends_old_values`: a later step subtracts old values, so the row that a result replaces is sent
-    before the result. `only_last`: only the last result of a batch matters for each window;
-    `end_keys` sends it. `only_changes`: a result that equals the window's previous result
-    does not matter, and is not sent.
+    `sends_old_values`: a later step subtracts old values, so the replaced row is sent before each
+    result. `only_last`: only the last result of a batch matters for each window; `end_keys` sends
+    it. `only_changes`: a result that equals the window's previous result does not matter, and is
+    not sent.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class BaseAggregation(Operator[S]):
         self.only_last = only_last
         self.only_changes = only_changes
         self._windows_added_to: dict[Any, int] = {}
-        """The windows to which the current row has been added, if `only_last` → the times of their
-        results."""
+        """Used if `only_last`: the windows to which the current row has been added → the times of
+        their results."""
 
     def _add_to_window(
         self,
@@ -125,8 +125,8 @@ class BaseAggregation(Operator[S]):
         elif stored is not None:
             del state[start]
         if self.only_last:
-            # The result is sent only at the end of the batch. If it cannot be written, fail here,
-            # where this record can still be rejected.
+            # The result is sent only at the end of the batch. But if it cannot be written, fail
+            # here, where this record can still be rejected.
             calculation.check(aggregate)
             self._windows_added_to[start] = time
             return
@@ -139,7 +139,7 @@ class BaseAggregation(Operator[S]):
         out.emit(row.key, result, time, window=window)
 
     def _restore(self, state: Windows, before: Windows) -> None:
-        """Restore the state as of the calculation's last `keep_changes`."""
+        """Restore the state to the calculation's last `keep_changes`."""
         # The engine refers to this dictionary, so it must be changed, not replaced.
         state.clear()
         for start, (time, aggregate) in before.items():
@@ -251,11 +251,11 @@ class SpreadAggregation(Aggregation):
         raise NotImplementedError
 
     def _additions(self, rows: KeyedRows) -> tuple[Additions, Results]:
-        """Return values to add to windows, and dropped and late rows, as results without values."""
+        """Return values to add to windows, and results without values for dropped and late rows."""
         raise NotImplementedError
 
     def _last_in_columns(self, states: KeyStates[Windows], rows: KeyedRows) -> Results | None:
-        """Return the last results of these rows, if SQL functions compute them without an order."""
+        """Return the rows' last results, if SQL functions can compute them regardless of order."""
         return None
 
     def process_columns(
@@ -315,8 +315,8 @@ class SpreadAggregation(Aggregation):
             begins.append(first + begin)
             times_of_window = event_times[first:behind]
             if self.only_last:
-                # Records before a removal do not count for the time of the aggregate that has begun
-                # after it.
+                # The time of an aggregate that has begun after a removal ignores the records before
+                # the removal.
                 latest = max(times_of_window[begin:])
                 if not begin:
                     latest = max(time, latest)
@@ -342,7 +342,7 @@ class SpreadAggregation(Aggregation):
     ) -> Results:
         """Return the results of all additions.
 
-        The results of a row follow each other, whatever windows they belong to.
+        The results of a row follow each other, even if they belong to different windows.
         """
         windows = additions.windows
         in_order = np.argsort(additions.order)
@@ -366,13 +366,14 @@ class SpreadAggregation(Aggregation):
             last_rows[in_order],
             pa.array(results, pa.string()).take(pa.array(in_order)),
             np.array(times, np.int64)[in_order],
-            # As the results of `end_keys`, these results come from no single record.
+            # Like the results of `end_keys`, these results come from no single record, so they have
+            # no headers.
             headers=pa.nulls(len(windows), pa.string()),
             windows=self._bounds_of_results(windows.starts, windows.ends, in_order),
         )
 
     def _replacing(self, new: Results, replaced: pa.Array) -> Results:
-        """Return each new result after the result that it replaces."""
+        """Insert, before each new result, the result that it replaces."""
         is_sent = np.ones(len(new.rows), np.bool_)
         if self.only_changes:
             is_sent = ~np.asarray(pc.fill_null(pc.equal(new.values, replaced), False))
@@ -390,14 +391,14 @@ class SpreadAggregation(Aggregation):
     ) -> None:
         """Set the time and the aggregate of each window, in the order of the rows that begin them.
 
-        `begins`: the place of the addition with which each aggregate begins.
+        `begins`: for each aggregate, the place of the addition with which it begins.
         """
         windows = additions.windows
         numbers, starts = windows.keys.tolist(), windows.starts.tolist()
         has_begun_anew = (begins > windows.first).tolist()
         for place in np.argsort(additions.rows[begins], kind="stable").tolist():
             state, start, timed = states[numbers[place]], starts[place], aggregates[place]
-            # A window that begins anew comes last in the state.
+            # A window that begins anew becomes the last one in the state.
             if has_begun_anew[place] or timed[1] is None:
                 state.pop(start, None)
             if timed[1] is not None:
@@ -434,8 +435,8 @@ def _times_with_removals(
 class Aggregate(SpreadAggregation):
     """One aggregate per key of a stream.
 
-    With a `history_ms`, the table is versioned: a record is late, and not added, if its result
-    would have a time that is more than `history_ms` before stream time.
+    With `history_ms`, the table is versioned: a record is late, and not added, if the time of its
+    result would be more than `history_ms` before stream time.
     """
 
     def __init__(
@@ -456,8 +457,8 @@ class Aggregate(SpreadAggregation):
         self.history_ms = history_ms
 
     def _add_row(self, state: Windows, row: Row, out: Output) -> None:
-        # Without windows, Kafka Streams drops records without a value; in most windows, it
-        # aggregates them.
+        # As in Kafka Streams, drop records without a value. Most windowed aggregations do not drop
+        # them.
         if row.key is None or row.value is None:
             out.count("null_key" if row.key is None else "null_value")
         elif self.history_ms is not None and _is_past(
@@ -479,7 +480,7 @@ class Aggregate(SpreadAggregation):
         return last_results_of_keys(functions, states, rows)
 
     def _additions(self, rows: KeyedRows) -> tuple[Additions, Results]:
-        # Kafka Streams drops records without a value here.
+        # As in Kafka Streams, drop records without a value.
         given, nothing = np.flatnonzero(rows.has_value), np.array([], np.int64)
         dropped = {"null_value": np.flatnonzero(~rows.has_value)}
         # Without windows, all records of a key count as one window, whose bounds do not matter.
@@ -542,7 +543,7 @@ class TableAggregate(BaseAggregation[TableGroup[Any]]):
         added = None if new is None else new.value
         out.hold()
         try:
-            # A row whose group key is null belongs to no group, so there is no aggregate to update.
+            # A row without a group key belongs to no group, so there is no aggregate to update.
             if row.key is None:
                 if subtracted is not None or added is not None:
                     out.count("null_key")
@@ -572,7 +573,7 @@ class TableAggregate(BaseAggregation[TableGroup[Any]]):
             old = None
         changed = self._changed(state.get(0), key, time, subtracted, added)
         if changed is None:
-            # As in Kafka Streams, a group that has been removed is deleted again if a row leaves
+            # As in Kafka Streams, if a row leaves a removed group, another tombstone is sent for
             # the group.
             if subtracted is not None:
                 out.emit(key, None, time)
@@ -598,9 +599,9 @@ class TableAggregate(BaseAggregation[TableGroup[Any]]):
 
         Return None if the change has no effect.
 
-        `held` is the group's time and aggregate before the change; None if the group has none. A
-        function that has removed the aggregate has removed the values of all rows, so that none of
-        them is subtracted later.
+        `held` is the group's time and aggregate before the change; None if the group has none. If a
+        function has removed the aggregate, it has removed the values of all rows, so none of them
+        is subtracted later.
         """
         calculation = self.calculation
         if added is None and (held is None or subtracted is None):
@@ -638,7 +639,7 @@ class TableAggregate(BaseAggregation[TableGroup[Any]]):
         """Make all changes, one after the other."""
         calculation = self.calculation
         results: list[tuple[int, str | None, int, bool]] = []
-        """The row, the value and the time of each result, and whether the value is old."""
+        """For each result: the row, the value, the time, and whether the value is old."""
         values, times, starts = (
             rows.columns["value"].to_pylist(),
             rows.times.tolist(),
@@ -670,7 +671,7 @@ class TableAggregate(BaseAggregation[TableGroup[Any]]):
                 last_cause, (time, aggregate) = row, changed
                 held = None if aggregate is None else changed
                 if self.only_last:
-                    # If the result cannot be written, the change fails here, as if it were sent.
+                    # If the result cannot be written, fail here, as if the result were sent.
                     calculation.check(aggregate)
                     continue
                 if old is not None:
@@ -753,7 +754,7 @@ class WindowAggregation(Aggregation):
         )
 
     def expires_at(self, start: Any, time: Any) -> Any:
-        """Return the stream time at which no later record can need a window's aggregate any more.
+        """Return the stream time from which no record can need a window's aggregate any more.
 
         `time` is the time of the aggregate. The times may be arrays.
         """
@@ -820,7 +821,7 @@ class WindowedAggregate(WindowAggregation, SpreadAggregation):
 
     def _add_row(self, state: Windows, row: Row, out: Output) -> None:
         """Add the row's value to each open window that contains its time, the earliest first."""
-        # Kafka Streams drops records without a key, but aggregates records without a value.
+        # As in Kafka Streams, drop records without a key, but aggregate records without a value.
         if row.key is None:
             out.count("null_key")
             return
@@ -828,8 +829,8 @@ class WindowedAggregate(WindowAggregation, SpreadAggregation):
         last_forgotten_end = self._last_forgotten_end(row)
         windows = self.window.bounds_of(row.time)
         late = 0
-        # Kafka Streams judges each of the overlapping windows: a record can
-        # be late for the earlier windows only.
+        # As in Kafka Streams, decide for each overlapping window: a record can be late for the
+        # earlier windows only.
         for window in windows:
             if window[1] > last_closed_end:
                 forgotten = None
@@ -857,7 +858,7 @@ class WindowedAggregate(WindowAggregation, SpreadAggregation):
 
     def _additions(self, rows: KeyedRows) -> tuple[Additions, Results]:
         starts, ends, contain = bounds_of_all(self.window, rows.times)
-        # Kafka Streams judges each of the overlapping windows.
+        # As in Kafka Streams, decide for each of the overlapping windows.
         is_late = contain & (
             ends <= self.lateness.last_closed_end(rows.stream_times["after"])[:, None]
         )
@@ -877,13 +878,13 @@ class WindowedAggregate(WindowAggregation, SpreadAggregation):
         """Return the latest end of a window that has been forgotten.
 
         If another cogrouped stream is far ahead of the row's stream, the row may belong to a
-        forgotten window, but not be late for it. The window then begins again with the row.
+        forgotten window without being late for it. The window then begins again with the row.
         """
         latest = row.latest_of_sides[0]
         if latest < 0:
             return latest
         # In Kafka Streams, the store keeps windows for their size and grace. The store's time is
-        # the start of its latest window, whichever stream that window comes from.
+        # the start of its latest window, which may come from any of the streams.
         latest_start, _ = self.window.bounds_of(latest)[-1]
         last_end: int = self.lateness.last_closed_end(latest_start)
         return last_end

@@ -32,7 +32,7 @@ _TYPES: dict[Takes, tuple[type, ...]] = {
     "a condition": (bool,),
     "a value with an order": (*_NUMBERS, str, bool),
 }
-"""What an argument must be → the types that it may have."""
+"""The requirement on an argument → the types that it may have."""
 NAMES = ARGUMENTS.keys() | SUBTRACTABLE | OF_PAIRS | {
     "approx_count_distinct", "first", "last",
 }  # fmt: skip
@@ -42,7 +42,7 @@ NAMES = ARGUMENTS.keys() | SUBTRACTABLE | OF_PAIRS | {
 class Function:
     """An aggregate function with its argument's type.
 
-    If amounts are Decimals, `top(amount, 3)` is `Function("top", Decimal, (3,))`.
+    For example, `top(amount, 3)` of Decimals is `Function("top", Decimal, (3,))`.
     """
 
     name: str
@@ -55,7 +55,8 @@ class Function:
     bigint: bool = False
     """Whether a sum of integers must fit 64 bits, because expressions read it as BIGINT."""
     maps: bool = False
-    """Whether the argument contains maps, which are equal whatever the order of their entries."""
+    """Whether the argument contains maps. Maps are equal even if the order of their entries
+    differs."""
     second: type | None = None
     """The type of the second argument, for a function of two columns."""
 
@@ -86,13 +87,13 @@ class Function:
         kind: Any = self.argument
         if kind is None:
             kind = Any
-        # `msgspec.Raw` takes the JSON of any value, so it takes `null`, too.
+        # `msgspec.Raw` accepts the JSON of any value, including `null`.
         elif kind is not msgspec.Raw:
             kind = kind | None
         if not self.takes_pairs:
             return kind
-        # Each pair of types needs a Struct of its own, because msgspec decodes
-        # numbers as the types of the fields.
+        # Each pair of types needs its own Struct, because msgspec decodes numbers to the types of
+        # the fields.
         fields = [("x", kind), ("y", self.second | None)]  # type: ignore[operator]
         return msgspec.defstruct("TypedPair", fields, bases=(ArgumentPair,), frozen=True) | None
 
@@ -161,7 +162,7 @@ def _kind_of(function: Function) -> Any:
 
 
 def accumulator_of(function: Function) -> Accumulator:  # noqa: C901  (a case per function)
-    """Return the function's accumulator over a stream."""
+    """Return the function's accumulator over a stream, which need not subtract values."""
     name, parameters = function.name, function.parameters
     kind: Any = _kind_of(function)
     if name in _STATISTICS:

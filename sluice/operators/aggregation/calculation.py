@@ -1,4 +1,4 @@
-"""Calculations of aggregates, independent of windows, by SQL or by an author's Python functions.
+"""Calculates aggregates, independent of windows, by SQL functions or an author's Python functions.
 
 A calculation accumulates values in an aggregate of type `kind`, which msgspec can encode. The
 result is JSON text.
@@ -53,7 +53,7 @@ class Calculation(Protocol):
     def read(self, value: str | None) -> Any:
         """Decode a row's value (JSON text or None) for one call of `add` or `subtract`.
 
-        Each call gets a value of its own, because an author's function may change its arguments.
+        Each call gets its own copy, because an author's function may change its arguments.
         """
 
     def rejected(self, value: str | None) -> str | None:
@@ -71,9 +71,8 @@ class Calculation(Protocol):
     ) -> tuple[Any, int]:
         """Return the aggregate with the values of several rows added, one after the other.
 
-        Also return the index of the value with which the aggregate has begun: of the first value
-        after the last removal, or 0. If only the last value removes the aggregate, the index is 0,
-        too.
+        Also return the index of the value with which the aggregate has begun: the first value after
+        the last removal, or 0. If only the last value removes the aggregate, the index is 0, too.
 
         Appends the result after each value to `results`, if given. Raises the error that `add` or
         `result` would raise for any of the values. The changes of a call that fails cannot be
@@ -109,7 +108,7 @@ class Functions:
     """SQL aggregate functions. A row's value is the JSON array of the functions' arguments.
 
     The calculation's result is an array of the functions' results, or an object if `fields` names
-    the results. If `scalar` is set, there is one function, and the result is this function's
+    the results. If `scalar`, there is only one function, and its result is the calculation's
     result.
     """
 
@@ -170,8 +169,8 @@ class Functions:
     def read(self, value: str | None) -> Any:
         """Decode the functions' arguments. For a null value, all arguments are null."""
         last, arguments = self._last
-        # The windows of a row are computed one after the other, and all get the same value, which
-        # needs to be decoded only once.
+        # The windows of a row are computed one after the other with the same value, so decode the
+        # value only once.
         if value is not last:
             arguments = self._nulls if value is None else self._arguments(value)
             self._last = value, arguments
@@ -191,8 +190,8 @@ class Functions:
                 texts[at] = _text_or_none(argument)
             elif argument is not None:
                 texts[at] = ArgumentPair(_text_or_none(argument.x), argument.y)
-        # Two maps with the same entries in different orders are one value, so they must become one
-        # text.
+        # Two maps with the same entries in different orders are equal, so they must become equal
+        # texts.
         for at in self._map_arguments:
             if texts[at] is None:
                 texts[at] = None
@@ -301,8 +300,8 @@ class Custom:
 
     `adder(key, aggregate, value)` and `subtractor` get values decoded as `argument_type`;
     `merger(key, earlier, later)` gets the aggregates of two sessions. Aggregates are stored as
-    `value_type`. A function that returns None removes the aggregate: the next value is added to a
-    new initial aggregate, and until then nothing is subtracted.
+    `value_type`. A function that returns None removes the aggregate. The next value is added to a
+    new initial aggregate. Until then, nothing is subtracted.
     """
 
     def __init__(
@@ -357,7 +356,7 @@ class Custom:
         if aggregate is None:
             if self._initializer is None:
                 return self._checked(value)
-            # The author's function has removed the aggregate, so a new one begins.
+            # The author's function has removed the aggregate, so begin a new one.
             aggregate = self.new_aggregate()
         self._remember(aggregate)
         return self._checked(self._adder(key, aggregate, value))
@@ -371,12 +370,13 @@ class Custom:
     ) -> tuple[Any, int]:
         adder, declared = for_key(self._adder, key), self._declared
         is_plain, copy = self._is_plain, declared.copy_plain
-        # Only windows aggregate rows without a value.
+        # Only windowed aggregations have rows without a value.
         decode: Callable[[Any], Any] = self.read if None in values else self._decode
         begin, rest = 0, iter(values)
         for value in map(decode, rest):
             if aggregate is None:
-                # Few aggregates are removed, so the values are not counted.
+                # Removals are rare. So derive the index from the values that are left, instead of
+                # counting values.
                 begin = len(values) - length_hint(rest) - 1
                 aggregate = self.add(key, None, value)
             else:
@@ -388,7 +388,7 @@ class Custom:
                         results.append(declared.plain_text(aggregate))
                     continue
                 aggregate = self._checked(aggregate)
-            # Without `results`, the result is computed only for the errors that it may raise.
+            # Even without `results`, compute the result, because this may raise an error.
             result = self.result(aggregate)
             if results is not None:
                 results.append(result)
@@ -401,7 +401,10 @@ class Custom:
         return self._checked(self._subtractor(key, aggregate, value))
 
     def merge(self, key: str, earlier: Any, later: Any) -> Any:
-        """Return the aggregate of two merged sessions: if one has none, the other's."""
+        """Return the aggregate of two merged sessions.
+
+        If one has no aggregate, return the other's.
+        """
         if earlier is None or later is None:
             if earlier is None:
                 return later
@@ -440,13 +443,13 @@ class Custom:
         return self._decode_kept(before)
 
     def _remember(self, aggregate: Any) -> None:
-        # An undo needs only the encoding from before the first change. An immutable aggregate
-        # cannot change.
+        # Undoing needs only the encoding from before the first change. Immutable aggregates cannot
+        # change.
         if type(aggregate) not in IMMUTABLE and id(aggregate) not in self._before:
             self._before[id(aggregate)] = encode_state(aggregate)
 
     def _checked(self, aggregate: Any) -> Any:
-        """Return the aggregate as it would be decoded in the next batch.
+        """Return the aggregate in the form that it would have in the next batch, after decoding.
 
         Raises an error if the aggregate is not of the declared type.
         """
@@ -471,7 +474,7 @@ _WITHOUT_INTEGERS = IMMUTABLE - {int}
 
 
 def _plain_aggregates(declared: Declared) -> Callable[[Any], bool]:
-    """Return `Declared.is_plain`, except that None, which is not an aggregate, is never plain."""
+    """Return `Declared.is_plain`, but never true for None, which is not an aggregate."""
     is_plain = declared.is_plain
     if is_plain(None):
         return lambda value: value is not None and is_plain(value)
@@ -479,7 +482,7 @@ def _plain_aggregates(declared: Declared) -> Callable[[Any], bool]:
 
 
 class Batched(Custom):
-    """An author's functions, of which the adder takes a list of values.
+    """An author's functions whose adder takes a list of values.
 
     The author promises that the aggregate does not depend on how the values are divided into lists.
     """
@@ -545,7 +548,7 @@ class Cogrouped(Custom):
 
     @override
     def rejected(self, value: str | None) -> str | None:
-        """Return the value without the number of its stream, which the author does not know."""
+        """Return the value without its stream's number, because authors do not know this number."""
         if value is None:
             return None
         return bytes(_decode_numbered(value)[1]).decode()

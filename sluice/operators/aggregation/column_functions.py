@@ -1,6 +1,6 @@
-"""SQL aggregate functions over many windows at once.
+"""Computes SQL aggregate functions over many windows at once.
 
-These are the functions whose accumulators take columns. A function that picks, such as `last` or
+This is for functions whose accumulators take columns. A function that picks, such as `last` or
 `max_by`, depends on the order of the records; the other functions do not. None of the functions can
 fail for a record. The results equal those of `Functions`, which adds one record after the other.
 """
@@ -50,7 +50,7 @@ class WindowAggregates:
 
 
 def _joined(begin: str, names: Sequence[str], texts: Sequence[pa.Array], end: str) -> pa.Array:
-    """Return JSON objects or lists of the texts, each after its name."""
+    """Return JSON objects or lists. In each, the texts follow their names."""
     parts: list[Any] = []
     before = begin
     for name, text in zip(names, texts, strict=True):
@@ -69,10 +69,8 @@ class ColumnFunctions:
     def of(cls, calculation: Calculation, *, in_order: bool) -> Self | None:
         """Return the functions of a calculation.
 
-        Return None if it has a function that needs one record after the other.
-
-        `in_order` is true if `aggregates` gets the order of the records, by which functions can
-        pick a value.
+        Return None if a function needs one record after the other. `in_order` is true if
+        `aggregates` gets the order of the records, which functions need to pick a value.
         """
         if not isinstance(calculation, Functions):
             return None

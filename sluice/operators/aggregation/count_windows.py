@@ -1,9 +1,9 @@
 """Aggregations over windows that contain a fixed number of a key's records.
 
 The order of the records decides which window they belong to; their times do not matter. The result
-is a table by key: the result of each window replaces the result of the window before it. A result's
-time is the largest time of the window's records. Records without a key or a value are dropped and
-not counted.
+is a table by key: the result of each window replaces that of the previous window. A result's time
+is the largest time of the window's records. Records without a key or a value are dropped and not
+counted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class CountedAggregation(Operator[S]):
-    """Base class of these aggregations. A record that fails belongs to no window."""
+    """Base class of these aggregations. If a record fails, it belongs to no window."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class EveryRecordsAggregate(CountedAggregation[CurrentWindow[Any]]):
             state.count, state.time = 0, time
             state.aggregate = calculation.new_aggregate()
         elif state.aggregate is None:
-            # The author's function has removed the aggregate, so a new one begins.
+            # The author's function has removed the aggregate, so begin a new one.
             state.time = time
             state.aggregate = calculation.new_aggregate()
         state.aggregate = calculation.add(key, state.aggregate, calculation.read(value))
@@ -161,11 +161,11 @@ class LastRecordsAggregate(CountedAggregation[LatestRecords]):
     def _result(self, key: str, values: list[str]) -> tuple[str | None, int]:
         """Return the result, and the index of the value with which its aggregate begins.
 
-        This is the first value or, if functions remove the aggregate, the first one after a
-        removal.
+        This is the first value or, if functions have removed the aggregate, the first value after
+        the last removal.
         """
-        # Few functions can subtract the value that leaves the window, so each
-        # result is computed from all values.
+        # Few functions can subtract the value that leaves the window, so compute each result from
+        # all values.
         calculation = self.calculation
         aggregate = calculation.new_aggregate()
         begin = 0
@@ -177,7 +177,7 @@ class LastRecordsAggregate(CountedAggregation[LatestRecords]):
 
     @override
     def _restore(self, state: LatestRecords, before: LatestRecords) -> None:
-        # The state keeps no aggregate, so there are no changes of an aggregate to undo.
+        # Only the lists change: the state keeps no aggregate.
         state.values, state.times = before.values, before.times
 
     def is_empty(self, state: LatestRecords) -> bool:

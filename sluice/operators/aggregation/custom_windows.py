@@ -1,4 +1,4 @@
-"""Aggregations over windows that an author's function gives."""
+"""Aggregations over windows that an author's function returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions that choose one of the values: `min`, `max`, and those that pick by another order.
+"""Functions that choose one of the values: `min` and `max`, and others that pick by another order.
 
 `min_by`, `max_by`, `first` and `last` pick the value of one record by the order of the records or
 of a second column.
@@ -33,11 +33,11 @@ from sluice.values.partial_results import larger, smaller
 
 
 class Extreme(Accumulator):
-    """The smallest or largest of the values; without values, None."""
+    """The smallest or largest of the values; None without values."""
 
     choose: np.ufunc
     worst: int
-    """Stands for null in columns, because `choose` prefers every other number."""
+    """Stands for null in columns: `choose` prefers all other numbers to this one."""
 
     def __init__(self, argument: Any) -> None:
         super().__init__(argument | None)

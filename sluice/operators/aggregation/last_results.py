@@ -1,11 +1,11 @@
-"""Aggregates rows over windows in columns, where only the last result of each window matters.
+"""Aggregates rows in columns, if only the last result of each window matters.
 
-The results are the same as if the operators took one row after the other. Records of a key that may
-share windows are in one *neighbourhood*. If the order of a neighbourhood's records matters, the
+The results are the same as if the operators took one row after the other. Records of a key form a
+*neighbourhood* if they may share windows. If the order of a neighbourhood's records matters, the
 operator processes these records one by one. There are three such cases: one of the records may
 belong to a window that has closed before; the neighbourhood has sliding windows of earlier batches,
 and new sliding windows depend on the times of earlier records; or it has two sessions that are at
-most a gap apart, but stay apart.
+most a gap apart, but are not merged.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from sluice.values.calendar_windows import CalendarWindow
 from sluice.values.windows import AnyWindow, SessionWindow, SlidingWindow, TimeWindow, Window
 
 FEWEST_ROWS = 100
-"""Fewer rows than this are aggregated faster one by one."""
+"""Fewer rows than this are aggregated one by one, because this is faster."""
 
 Windows = dict[Any, tuple[int, Any]]
 """The state of a key: window → the time of the window's aggregate, and the aggregate."""
@@ -81,7 +81,7 @@ class _BatchWindows:
 
     rows: KeyedRows
     records: Indices
-    """The indices of the rows in the order of which the windows are ranges."""
+    """The indices of the sorted rows. The windows are ranges in this order."""
     windows: WindowRanges
     held: HeldWindows
     continued: Integers
@@ -117,7 +117,7 @@ def _merged(
     continued: Sequence[_Continued],
     aggregates: WindowAggregates,
 ) -> dict[int, Any]:
-    """Return the aggregates of the batch's windows that continue held windows, by their numbers.
+    """Return number → aggregate, for the batch's windows that continue held windows.
 
     Changes no state: a merge may find that the operator has to process the rows one by one.
     """
@@ -130,7 +130,7 @@ def _merged(
 
 
 def _with_texts(values: pa.Array, texts: dict[int, str | None]) -> pa.Array:
-    """Return the values, with other texts at these places."""
+    """Return the values, but with the given texts at these places."""
     if not texts:
         return values
     changed = values.to_numpy(zero_copy_only=False)
@@ -149,7 +149,7 @@ def _add(
 ) -> Results:
     """Add the batch's rows to their windows, and return the last result of each window.
 
-    `is_needed` says which windows, given by their starts and times, later batches may need. A
+    `is_needed` takes windows' starts and times, and returns which windows later batches may need. A
     session that is merged may change its bounds: a tombstone then deletes its earlier result.
 
     Raises NumbersTooLargeError, and changes no state, if the rows have to be processed one by one.
@@ -224,8 +224,8 @@ def last_results_of_keys(
 ) -> Results | None:
     """Add all rows to the aggregates of their keys, and return the last result of each key.
 
-    Rows without a value are dropped. Returns None, and changes no state, if the rows have to be
-    processed one by one.
+    This is for aggregations without windows. Rows without a value are dropped. Returns None, and
+    changes no state, if the rows have to be processed one by one.
     """
     given = np.flatnonzero(rows.has_value)
     dropped = {"null_value": np.flatnonzero(~rows.has_value)}
@@ -233,7 +233,7 @@ def last_results_of_keys(
         return Results(NO_ROWS, pa.array([], pa.string()), NO_ROWS, dropped=dropped)
     keys = rows.key_numbers[given]
     first = np.flatnonzero(np.diff(keys, prepend=-1))
-    # All records of a key count as one window, whose bounds do not matter.
+    # Treat all records of a key as one window, whose bounds do not matter.
     bounds = np.zeros(len(first), np.int64)
     windows = WindowRanges(keys[first], bounds, bounds, first, np.append(first[1:], len(given)))
     held = HeldWindows.of(states)
@@ -315,8 +315,9 @@ class LastResults:
     ) -> Self | None:
         """Return None if the aggregation needs the order of the records."""
         # If several records have the largest value of `max_by`, the order in which sessions merge
-        # decides which of the records counts. All records of a session are aggregated at once,
-        # without this order. So `max_by` and similar functions of sessions are left out.
+        # decides which of the records counts. Here, all records of a session are aggregated at
+        # once, without this order. So this class does not support `max_by` and similar functions of
+        # sessions.
         in_order = not isinstance(window, SessionWindow)
         functions = ColumnFunctions.of(calculation, in_order=in_order)
         if functions is None or not isinstance(window, TimeWindow | SlidingWindow | SessionWindow):
@@ -328,9 +329,9 @@ class LastResults:
     ) -> Results | None:
         """Aggregate all rows whose order does not matter; the other rows are left over.
 
-        `closed`: the stream time at which windows expire when the batch ends. `with_headers`: the
-        results get the headers of the records that last update their windows, if there are any.
-        Returns None, and changes no state, if all rows have to be processed one by one.
+        `closed`: the stream time at which windows expire when the batch ends. `with_headers`: each
+        result gets the headers, if any, of the record that last updates its window. Returns None,
+        and changes no state, if all rows have to be processed one by one.
         """
         if with_headers:
             headers = rows.columns["headers"]
@@ -372,14 +373,14 @@ class LastResults:
         return _add(self.functions, states, batch, is_needed, are_sessions=are_sessions)
 
     def _complete(self, rows: KeyedRows) -> Indices:
-        """Return the indices of the rows with a time and, if it is needed, a value."""
+        """Return the indices of the rows that have a time and, if the windows need one, a value."""
         is_complete = rows.times >= 0
         if isinstance(self.window, SlidingWindow):
             is_complete = is_complete & rows.has_value
         return np.flatnonzero(is_complete)
 
     def _records(self, states: KeyStates[Windows], rows: KeyedRows) -> _Records | None:
-        """Return the records whose order does not matter, or None."""
+        """Return the records whose order does not matter; None if there are none."""
         complete = self._complete(rows)
         if not len(complete):
             return None
@@ -401,7 +402,7 @@ class LastResults:
                 needs_order[of_held] = True
             case SessionWindow():
                 needs_order[of_held[are_apart(begins, ends, window.gap_ms)]] = True
-            case _:  # the bounds of a window depend on no other window
+            case _:  # The bounds of a window do not depend on other windows.
                 pass
         records = _Records(sorted_rows, line, places, neighbourhoods, held, of_held)
         records = records.where(~needs_order[neighbourhoods])
@@ -421,7 +422,7 @@ class LastResults:
                 return starts, line.places(held.keys, held.times)
             case SlidingWindow():
                 return starts, starts
-            case Window() | CalendarWindow():  # its bounds do not depend on other windows
+            case Window() | CalendarWindow():  # Their bounds do not depend on other windows.
                 return starts[:0], starts[:0]
 
 

@@ -1,4 +1,4 @@
-"""Columns of numbers as integers, with which windows are added up and compared exactly."""
+"""Turns columns of numbers into integers, to add up and compare windows exactly."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _EXACT = Context(prec=100)
 _PLAIN_EXPONENTS = range(-6, 1)
 """The exponents of Decimals that are always written without an exponent, such as 1.50, not 1E+3."""
 _LARGEST_DOUBLE_SUM = 1e300
-"""If the absolute values of a batch's doubles add up to at most this number, every sum of some of
+"""If the absolute values of a batch's doubles add up to at most this number, the sum of any of
 these doubles fits a double."""
 _DOUBLE_BITS = 53
 _WIDEST = 200
-"""The exponents of a batch's doubles may differ by at most this many bits, so that sums have few
+"""The exponents of a batch's doubles may differ by at most this many bits. Sums then have few
 digits."""
 
 
@@ -50,12 +50,12 @@ class NumberColumn:
 
 
 def given(column: Sequence[Any]) -> Mask:
-    """Return which values are not null."""
+    """Return a mask of the values that are not null."""
     return np.array([value is not None for value in column], np.bool_)
 
 
 def count_given(is_given: Mask, windows: WindowRanges) -> Integers:
-    """Return the number of values of each window that are given."""
+    """Return the number of values of each window for which the mask is true."""
     if is_given.all():
         return windows.behind - windows.first
     return windows.over_ranges(np.add, is_given.astype(np.int64))
@@ -86,8 +86,8 @@ def decimal_column(column: Sequence[Decimal | None]) -> NumberColumn:
 def double_column(column: Sequence[float | None]) -> tuple[NumberColumn, int]:
     """Return doubles as integers of any size, and the exponent of 2 that is their unit.
 
-    Raises NumbersTooLargeError if their sum may be larger than any double, or if they differ very
-    much in size.
+    Raises NumbersTooLargeError if their sum may be larger than any double, or if their sizes differ
+    too much.
     """
     doubles = np.array([value or 0.0 for value in column], np.float64)
     with np.errstate(over="ignore"):
@@ -107,10 +107,10 @@ def double_column(column: Sequence[float | None]) -> tuple[NumberColumn, int]:
 
 @dataclass(frozen=True)
 class WindowNumbers:
-    """A number for each window, in units of 10 to the power `exponent`."""
+    """A number for each window, as integers in units of 10 to the power `exponent`."""
 
     counts: Integers
-    """How many values each window has. The number of a window without values is null."""
+    """The number of values of each window. The result of a window without values is null."""
     numbers: Integers
     exponent: int | None
 

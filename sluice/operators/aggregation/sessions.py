@@ -22,8 +22,8 @@ class SessionAggregate(WindowAggregation):
 
     A record that is at most a gap away from two sessions merges them: tombstones are sent for both,
     then the result of the merged session. Results have no headers, as in Kafka Streams.
-    `retention_ms`: how long after its end a record can still join a session that has closed, if the
-    record is not late for the merged session; by default, no record can.
+    `retention_ms`: how long after its end a closed session can still get a record that is not late
+    for the merged session. By default, a closed session gets no record.
     """
 
     window: SessionWindow
@@ -42,7 +42,7 @@ class SessionAggregate(WindowAggregation):
     def _add_row(self, state: Windows, row: Row, out: Output) -> None:
         """Merge the row and all sessions near it into one session, and send the changes."""
         key = row.key
-        # Kafka Streams drops records without a key, but aggregates records without a value.
+        # As in Kafka Streams, drop records without a key, but aggregate records without a value.
         if key is None:
             out.count("null_key")
             return
@@ -51,17 +51,17 @@ class SessionAggregate(WindowAggregation):
         for session in near:
             start = min(start, session)
             end = max(end, state[session][0])
-        # Kafka Streams judges the merged session: a record that an
-        # open session takes in is not late.
+        # As in Kafka Streams, what counts is the merged session: a record that joins an open
+        # session is not late.
         if self.lateness.is_late(end, row.after):
             out.count("late")
             out.send_late()
             return
-        # Results of sessions have no headers in Kafka Streams.
+        # As in Kafka Streams, results of sessions have no headers.
         out.headers = None
-        # As in Kafka Streams, a session that takes in a record is deleted and sent again, even if
-        # the record does not change the session's bounds. If all its records have the same time,
-        # the new result replaces the session's row instead.
+        # As in Kafka Streams, a session that gets a record is deleted and sent again, even if the
+        # record does not change the session's bounds. If all its records have the same time, the
+        # new result replaces the session's row instead.
         is_deleted = (start, end) != (row.time, row.time)
         aggregate = self.calculation.new_aggregate()
         for session in near:
@@ -74,8 +74,8 @@ class SessionAggregate(WindowAggregation):
                 out.emit(key, None, session_end, window=window)
             aggregate = self.calculation.merge(key, aggregate, session_aggregate)
         aggregate = self.calculation.add(key, aggregate, self.calculation.read(row.value))
-        # The new session may have the bounds of a session that has been forgotten, and replaces its
-        # row.
+        # The new session may have the bounds of a forgotten session. Its result then replaces that
+        # session's row.
         forgotten = state.pop(start, None)
         if forgotten is not None and forgotten[0] == end and self.sends_old_values:
             out.emit(key, self.calculation.result(forgotten[1]), end, window=(start, end), old=True)
@@ -84,10 +84,14 @@ class SessionAggregate(WindowAggregation):
         out.emit(key, self.calculation.result(aggregate), end, window=(start, end))
 
     def _sessions_near(self, state: Windows, row: Row) -> list[int]:
-        """Return the starts of unforgotten sessions at most a gap away from the row, in order."""
+        """Return the starts of sessions at most a gap away from the row, in order.
+
+        Leaves out forgotten sessions.
+        """
         # Which closed sessions the state still contains depends on where batches end, so forgotten
-        # sessions are skipped. Cogrouped streams forget sessions for each other: a record of a
-        # stream that is far behind cannot join a session that another stream has forgotten.
+        # sessions are skipped. With cogrouped streams, each stream makes the others forget
+        # sessions: a record of a stream that is far behind cannot join a session that a stream
+        # further ahead has closed.
         last_end = last_closed_end(max(row.before, row.latest_of_sides[0]), self._kept_ms)
         earliest_end = max(row.time - self.window.gap_ms, last_end + 1)
         latest_start = row.time + self.window.gap_ms

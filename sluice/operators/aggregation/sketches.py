@@ -1,4 +1,4 @@
-"""Approximate results in a few KB: the number of distinct values, and percentiles.
+"""Computes approximate results in a few KB: the number of distinct values, and percentiles.
 
 Both sketches are exact for up to 512 distinct values. Beyond that, they keep only counts. The
 counts depend on the values alone, not on their order, on batches or on merges, and two sketches can
@@ -23,7 +23,10 @@ Undo = Callable[[], object]
 
 
 class Distinct(msgspec.Struct, array_like=True):
-    """Hashes of distinct values; beyond `MOST_EXACT`, registers of a HyperLogLog (error 1.6 %)."""
+    """A set of hashes of distinct values.
+
+    Beyond `MOST_EXACT`, registers of a HyperLogLog (error 1.6 %).
+    """
 
     hashes: dict[int, None]
     registers: bytearray
@@ -70,9 +73,9 @@ class Distinct(msgspec.Struct, array_like=True):
         return Distinct(dict(self.hashes), bytearray(self.registers))
 
     def merge(self, other: Distinct) -> Distinct:
-        """Return the distinct values of both sketches."""
-        # One sketch may still have hashes when the other already has registers. Then `_fill` adds
-        # the hashes to the registers.
+        """Return a sketch of the distinct values of both sketches."""
+        # If one sketch still has hashes and the other already has registers, `_fill` adds the
+        # hashes to the registers.
         merged = Distinct(self.hashes | other.hashes, bytearray(self.registers or other.registers))
         if self.registers and other.registers:
             merged.registers = bytearray(map(max, self.registers, other.registers))
@@ -89,7 +92,7 @@ _RANKS = 64 - _BITS
 
 def hash_of(value: Any) -> int:
     """Return a hash of 64 bits. Equal numbers have equal hashes."""
-    # This turns -0.0 into 0.0: the two numbers are equal, so they need the same hash.
+    # Turn -0.0 into 0.0: the two numbers are equal, so they need the same hash.
     if isinstance(value, float):
         value += 0.0
     if isinstance(value, Decimal):
@@ -110,7 +113,7 @@ def _estimate(registers: bytearray) -> float:
 
     This estimator needs no correction for small or large numbers.
     """
-    import numpy as np  # a plan, which needs no numpy, imports this module
+    import numpy as np  # Imported only here, because plans import this module and need no numpy.
 
     counts = np.bincount(np.frombuffer(registers, np.uint8), minlength=_RANKS + 2).tolist()
     total = _REGISTERS * _tau(1 - counts[-1] / _REGISTERS)
@@ -141,9 +144,10 @@ def _tau(x: float) -> float:
 
 
 class Histogram(msgspec.Struct, Generic[T], array_like=True):
-    """How often each number was seen; beyond `MOST_EXACT` numbers, how many fell into each bin.
+    """Counts of each number.
 
-    The numbers of a bin differ from its middle by at most 1 %, as in a DDSketch.
+    Beyond `MOST_EXACT` distinct numbers, counts of the numbers in each bin. The numbers of a bin
+    differ from its middle by at most 1 %, as in a DDSketch.
     """
 
     counts: dict[T, int]
@@ -194,7 +198,7 @@ class Histogram(msgspec.Struct, Generic[T], array_like=True):
         return Histogram(counts, bins, *_range((self.least, other.least, self.most, other.most)))
 
     def percentile(self, part: float) -> T | float | None:
-        """Return the least number that at least the share `part` of all numbers does not exceed."""
+        """Return the smallest number that is not below the share `part` of all numbers."""
         counts: dict[Any, int] = self.bins or self.counts
         rank = max(math.ceil(part * sum(counts.values())), 1)
         for place in sorted(counts):
@@ -213,7 +217,7 @@ class Histogram(msgspec.Struct, Generic[T], array_like=True):
                 value = round(middle)
             else:
                 value = middle
-        # The middle of the first or last bin may lie beyond the numbers that were seen.
+        # The middle of the first or last bin may lie beyond all counted numbers.
         return min(max(value, least), most)
 
 
@@ -234,8 +238,8 @@ def _binned(counts: Mapping[Any, int]) -> dict[int, int]:
 _ACCURACY = 0.01
 _GAMMA = (1 + _ACCURACY) / (1 - _ACCURACY)
 _SHIFT = 1 << 20
-"""Is added to the logarithm of a number's absolute value, and makes the sum positive for every
-double. A bin's number therefore has the sign of the numbers in the bin."""
+"""Added to the logarithm of a number's absolute value: the sum is positive for every double. A
+bin's number can therefore have the sign of the numbers in the bin."""
 
 
 def _bin(value: Any) -> int:

@@ -1,4 +1,4 @@
-"""Aggregations over sliding windows: one window ends at each record, and one starts after it."""
+"""Aggregations over sliding windows: a window ends at each record, and one starts after each."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class SlidingAggregate(WindowAggregation):
     ) -> None:
         super().__init__(calculation, window, sends_old_values=sends_old_values)
         self._forgotten: Windows = {}
-        """The windows that have been forgotten before the current row."""
+        """The windows that were forgotten before the current row."""
 
     def _add_row(self, state: Windows, row: Row, out: Output) -> None:
-        # Unlike in other windows, Kafka Streams drops records without a value here.
+        # As in Kafka Streams, sliding windows drop records without a value. Other windows do not.
         if row.key is None or row.value is None:
             out.count("null_key" if row.key is None else "null_value")
             return
@@ -62,12 +62,13 @@ class SlidingAggregate(WindowAggregation):
         if not is_counted:
             out.count("late")
             out.send_late()
-        # The windows that have not begun again still have rows, which a later result may replace.
+        # Forgotten windows that have not begun again still have rows, which a later result may
+        # replace.
         for start, window in self._forgotten.items():
             state.setdefault(start, window)
 
     def _forgotten_windows(self, state: Windows, row: Row) -> Windows:
-        """Return windows forgotten because another cogrouped stream is far ahead of the row's.
+        """Return windows that were forgotten because another cogrouped stream is far ahead.
 
         If the row is not late for such a window, the window begins again with the row.
         """
@@ -76,15 +77,15 @@ class SlidingAggregate(WindowAggregation):
             return {}
         # In Kafka Streams, the store keeps windows for twice their size plus the grace. The store's
         # time is the start of its latest window. That window begins between the latest record and
-        # one size before it, depending on the records of all keys. Here, the latest window counts
-        # as beginning one size before the latest record, so that the fewest windows are forgotten.
+        # one size before it, depending on the records of all keys. Here, assume that the latest
+        # window begins one size before the latest record: the fewest windows are then forgotten.
         last_end = latest - 2 * size - self.window.grace_ms
         return {start: window for start, window in state.items() if start + size <= last_end}
 
     def _next_window(self, state: Windows, starts: list[int], time: int) -> tuple[int, Any] | None:
         """Return the time and the aggregate of a new window right after `time`.
 
-        None if the window would be empty or already exists.
+        Return None if the window would be empty, or already exists.
         """
         if time < self.window.size_ms:
             earliest = 0
@@ -140,8 +141,8 @@ class SlidingAggregate(WindowAggregation):
             # preceding window: copy their aggregate.
             if not has_own and previous >= own:
                 copied = self.calculation.copy(state[preceding][1])
-        # The window right after the previous record may not exist yet: the row is the first record
-        # in it.
+        # The window right after the previous record may not exist yet: the row is then the first
+        # record in that window.
         begins_next = (
             previous is not None and own <= previous < row.time and previous + 1 not in state
         )
@@ -153,7 +154,7 @@ class SlidingAggregate(WindowAggregation):
         if not has_own and self._add_to_each(state, [own], row, out, copied):
             is_counted = True
             # If the row's own window starts right after the previous record, Kafka Streams sends
-            # the window's result twice, which is visible to a later step that counts updates.
+            # the window's result twice. A later step that counts updates sees this.
             if previous == own - 1:
                 self._send_again(state, own, row, out)
         return is_counted
@@ -181,14 +182,15 @@ class SlidingAggregate(WindowAggregation):
         The record's own window would begin before 0, so all these records share the window that
         begins at 0. Returns whether the record was added to any window; if not, it is late.
 
-        The results of the windows are sent in the same order as in Kafka Streams. A later step that
-        does not distinguish the windows sees the order.
+        The results of the windows are sent in the same order as in Kafka Streams. This order is
+        visible to a later step that does not distinguish the windows.
         """
         if 0 in state:
             previous = state[0][0]
         else:
             previous = row.time
-        # The window right after the previous record may not exist yet: the row is its first record.
+        # The window right after the previous record may not exist yet: the row is then the first
+        # record in that window.
         begins_next = previous < row.time and previous + 1 not in state
         containing = [start for start in reversed(starts) if 0 < start <= row.time]
         is_counted = self._add_to_each(state, containing, row, out)

@@ -1,7 +1,4 @@
-"""Counts, sums and averages: adding one value, and adding the columns of many windows at once.
-
-A sum is kept with the number of its values, because the sum of no values is null.
-"""
+"""Accumulators of counts, sums and averages. They add single values, or many windows' columns."""
 
 from __future__ import annotations
 
@@ -40,8 +37,8 @@ _MEANS = Context(prec=100, rounding=ROUND_HALF_UP)
 _LARGEST = 1 << 62
 _LARGEST_HELD_DOUBLE = 1e300
 _LARGEST_HELD = 36
-"""A Decimal sum in the state must be less than 10 to this power. So the sum of two such sums (if
-sessions merge) and of the batch's records has at most 38 digits."""
+"""A Decimal sum in the state must be less than 10 to this power. The sum of two such sums (if
+sessions merge) and of the batch's records then has at most 38 digits."""
 
 
 class Count(Accumulator):
@@ -125,8 +122,8 @@ class WindowSums(WindowAccumulators):
 
 
 Large = int | str
-"""An integer of any size, as text if it does not fit 64 bits, because MessagePack has no larger
-integers."""
+"""An integer of any size. It is a text if it does not fit 64 bits, because MessagePack has no
+larger integers."""
 
 
 def _large(number: int) -> Large:
@@ -136,7 +133,7 @@ def _large(number: int) -> Large:
 
 
 class Sum(Accumulator):
-    """The exact sum of integers, and their count, because the sum of no values is null."""
+    """The exact sum of integers, with their count, because the sum of no values is null."""
 
     takes_columns = True
 
@@ -208,7 +205,10 @@ class Average(Sum):
 
 
 class ExactSum(Accumulator):
-    """The sum of doubles, rounded only in `result`, so that the order of values does not matter."""
+    """The sum of doubles, rounded only in `result`.
+
+    The order of values therefore does not matter.
+    """
 
     takes_columns = True
 
@@ -357,7 +357,7 @@ class DecimalAverage(DecimalSum):
 def _in_digits(calculate: Callable[..., Decimal], *numbers: Decimal) -> Decimal:
     """Return the result of a calculation.
 
-    Raises OverflowError if it has more digits than Spark's decimals.
+    Raises OverflowError if the result has more digits than Spark's decimals.
     """
     try:
         return calculate(*numbers)

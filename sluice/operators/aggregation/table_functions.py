@@ -1,7 +1,7 @@
 """Accumulators over tables for functions such as `max`, whose result may come from a single row.
 
-They keep the values of all rows: if the row with the result changes or is deleted, the value of
-another row becomes the result.
+They keep the values of all rows: if that row changes or is deleted, the value of another row
+becomes the result.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sluice.operators.aggregation.accumulators import CollectList, ValueCounts
 
 
 class ExtremeOfRows(ValueCounts):
-    """The minimum or maximum of the rows' values: `choose` is `min` or `max`."""
+    """The minimum or maximum of the rows' values. `choose` is `min` or `max`."""
 
     def __init__(self, argument: Any, choose: Callable[..., Any]) -> None:
         super().__init__(argument)

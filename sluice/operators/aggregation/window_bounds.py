@@ -1,4 +1,4 @@
-"""The windows of many records, as arrays; `sluice.values.windows` says which a time has."""
+"""Computes the windows of many records, as arrays, by the rules of `sluice.values.windows`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ from sluice.values.windows import TimeWindow, Window
 
 AllBounds = tuple[Times, Times, Mask]
 """For many times: the starts of the windows that may contain each time, the ends of these windows,
-and whether each window contains the time.
-
-Each of the three is a matrix with a row for each time and a column for each window, the earliest
-window first.
-"""
+and whether each window contains the time. Each of the three is a matrix. It has a row for each time
+and a column for each window, the earliest window first."""
 
 
 def bounds_of_all(window: TimeWindow, times: Times) -> AllBounds:
@@ -63,7 +60,7 @@ def _periods_at(window: CalendarWindow, times: Times) -> Times:
     ordered, positions = np.unique(times, return_inverse=True)
     periods = np.empty(len(ordered), np.int64)
     begin = 0
-    # Each round takes all times of one period, because a batch has few periods and many times.
+    # Each round processes all times of one period, because a batch has few periods but many times.
     while begin < len(ordered):
         period = window.period_at(int(ordered[begin]))
         end = int(np.searchsorted(ordered, window.start_of(period + 1)))

@@ -1,4 +1,4 @@
-"""The windows of many records at once, as ranges of sorted records, if no record is late.
+"""Finds the windows of many records at once, as ranges of sorted records, if no record is late.
 
 Records that are sorted by key and time stand next to each other if they belong to the same window.
 `spread_windows` finds the windows of all keys together, with the same bounds as the operators that
@@ -28,7 +28,7 @@ _MOST_WINDOWS = 20_000_000
 
 
 class TooManyWindowsError(Exception):
-    """There are too many windows for one array, or their places (see `Line`) do not fit 64 bits.
+    """There are too many windows for one array, or places (see `Line`) do not fit 64 bits.
 
     The operators can process the records one by one.
     """
@@ -36,9 +36,9 @@ class TooManyWindowsError(Exception):
 
 @dataclass(frozen=True)
 class Line:
-    """Turns a key and a time into a number: their *place* on a line with a stretch for each key.
+    """Turns a key and a time into a number: their *place* on a line, where each key has a section.
 
-    The stretches are so far apart that windows of different keys do not overlap.
+    The sections are so far apart that windows of different keys do not overlap.
     """
 
     origin: int
@@ -46,7 +46,7 @@ class Line:
 
     @classmethod
     def over(cls, keys: int, times: Integers, reach: int) -> Self:
-        """Return the line for this number of keys, and all times at most `reach` from `times`.
+        """Return the line for this number of keys and for all times within `reach` of `times`.
 
         Raises TooManyWindowsError if a place would not fit 64 bits.
         """
@@ -81,22 +81,22 @@ class WindowRanges:
         return len(self.keys)
 
     def tuples(self) -> Iterator[tuple[int, int, int, int]]:
-        """Return the number of the key, the start, `first` and `behind` of each window."""
+        """Yield each window's key number, start, `first` and `behind`."""
         keys, starts = self.keys.tolist(), self.starts.tolist()
         return zip(keys, starts, self.first.tolist(), self.behind.tolist(), strict=True)
 
     def over_ranges(self, combine: np.ufunc, values: Integers) -> Integers:
         """Combine the values of each window's records."""
         # `reduceat` combines the values from each border to the next border: the values of a
-        # window, then the values up to the next window, which are left out. It refuses a border
-        # after the last value, so a value that belongs to no window is appended.
+        # window, then the values up to the next window, which are left out. A border after the last
+        # value is an error, so append a value that belongs to no window.
         borders = np.stack((self.first, self.behind), axis=1).ravel()
         combined: Integers = combine.reduceat(np.append(values, 0), borders)[::2]
         return combined
 
 
 def reach_of(window: SpreadWindow) -> int:
-    """Return how far apart two neighbours may be, in ms.
+    """Return the largest distance between two neighbours, in ms.
 
     Two records of a key are neighbours if they can share a window, or if the windows of one record
     depend on the other record.
@@ -134,7 +134,7 @@ def neighbourhoods_of(
 
 
 def are_apart(begins: Integers, ends: Integers, gap: int) -> Mask:
-    """Return which earlier sessions are at most a gap after another but were not merged with it.
+    """Return a mask of earlier sessions at most a gap after another, but not merged with it.
 
     The other session had closed for the partition whose record began the later session, but not yet
     for all partitions. `begins` and `ends` are the places of the sessions.
@@ -215,7 +215,7 @@ def _first_starts(window: Window, times: Integers) -> Integers:
 
 
 def _sliding_windows(window: SlidingWindow, line: Line, places: Integers) -> WindowRanges:
-    """Return the window that ends at each record, and the window right after the record.
+    """Return, for each record, the window that ends at it, and the window right after it.
 
     Windows without records are left out.
     """

@@ -32,7 +32,7 @@ How = Literal["inner", "left", "outer"]
 def joined(left: str | None, right: str | None, more: str = "") -> str:
     """Return the JSON text of a join's result.
 
-    `more` is the text of further fields, each after a comma.
+    `more` is the text of further fields. Each field begins with a comma.
     """
     # The values are JSON already, so they need not be decoded.
     left_json = "null" if left is None else left
@@ -43,7 +43,7 @@ def joined(left: str | None, right: str | None, more: str = "") -> str:
 def joined_texts(left: pa.Array, right: pa.Array, *more: str | pa.Array) -> pa.Array:
     """Return the JSON texts of a join's results.
 
-    `more` are the parts of the text of further fields.
+    `more` has the parts of the further fields' text.
     """
     sides = '{"left":', pc.fill_null(left, "null"), ',"right":', pc.fill_null(right, "null")
     return pc.binary_join_element_wise(*sides, *more, "}", "")
@@ -75,8 +75,8 @@ class TableJoin(Operator[TablePair]):
     whether its table is filtered.
 
     If both sides depend on one table, the join gets some changes early, and then once more; see
-    `AHEAD`. Unlike in Kafka Streams, the old value of a result is still the result that was sent
-    before.
+    `AHEAD`. Even then, unlike in Kafka Streams, the old value of a result is the previously sent
+    result.
     """
 
     state_type: Any = TablePair
@@ -92,11 +92,11 @@ class TableJoin(Operator[TablePair]):
         self.sends_old_values = sends_old_values
         self.filtered = filtered
         self._ahead: dict[tuple[str, int], tuple[str | None, int]] = {}
-        """Key and side → value and time of a change that came early, with AHEAD, and has not come
-        again as LEFT or RIGHT."""
+        """Key and side → value and time of a change that arrived early, with AHEAD, and has not yet
+        arrived again as LEFT or RIGHT."""
         self._sent_ahead: dict[str, str | None] = {}
-        """Key → the last result, if it was computed with a change in `_ahead`, which is not in the
-        state yet."""
+        """Key → the last result, if it was computed with a change in `_ahead`. The state does not
+        contain this change yet."""
 
     def new_state(self) -> TablePair:
         return TablePair()
@@ -108,7 +108,7 @@ class TableJoin(Operator[TablePair]):
             return
         if row.old:
             return
-        # The time of a deleted value is -1, so that it is never the larger time of both sides.
+        # The time of a deleted value is -1, and therefore never the larger time of both sides.
         time = -1 if row.value is None else row.time
         changed = row.value, time
         if row.side >= AHEAD:
@@ -116,11 +116,11 @@ class TableJoin(Operator[TablePair]):
             return
         if self._ahead:
             self._ahead.pop((row.key, row.side), None)
-        # If the change deletes a row that the filter has never passed, Kafka Streams' filter sends
+        # If the change deletes a row that never passed the filter, Kafka Streams' filter sends
         # nothing to the join.
         replaced = state.right if row.side == RIGHT else state.left
         if row.value is None and replaced is None and self.filtered[row.side]:
-            # A result that was computed with this change is now the state's result, too.
+            # The state now contains this change, so its result is the one that was sent.
             self._sent_ahead.pop(row.key, None)
             return
         if row.key in self._sent_ahead:
@@ -157,7 +157,7 @@ class TableJoin(Operator[TablePair]):
         sides = left, right
         had_result = self._has_result(left.had_value, right.had_value)
         has_result = self._has_result(left.has_value, right.has_value)
-        # A row sends nothing in the same cases as in `process`.
+        # The cases in which a row sends nothing are those of `process`.
         sends_tombstone = np.where(rows.sides == RIGHT, left.has_value, right.has_value)
         if self.how == "left":
             sends_tombstone &= rows.sides == LEFT
@@ -181,7 +181,7 @@ class TableJoin(Operator[TablePair]):
         return results
 
     def _has_result(self, has_left: Mask, has_right: Mask) -> Mask:
-        """Return a mask of the rows with a result, given which sides of each row have a value.
+        """Return a mask of the rows with a result, given whether each side of each row has a value.
 
         `_result` has the same rules, for a single row.
         """
@@ -196,7 +196,7 @@ class TableJoin(Operator[TablePair]):
     def _pair_in_stores(self, state: TablePair, row: Row) -> TablePair:
         """Return the values that the stores of both sides contain in Kafka Streams.
 
-        The other side's store already contains a change that this join has got early, with AHEAD.
+        The other side's store already contains a change that this join got early, with AHEAD.
         """
         assert row.key is not None
         other = LEFT if row.side == RIGHT else RIGHT
@@ -211,8 +211,8 @@ class TableJoin(Operator[TablePair]):
         """Return whether a change of this side without a result before or after sends a tombstone.
 
         As in Kafka Streams, the join sends it if the other side has a value, except for the right
-        side of a left join. If the side needs no other for a result, the value that the change has
-        `replaced` is enough.
+        side of a left join. If this side alone can have a result, it is enough that the change has
+        `replaced` a value.
         """
         other = state.left if side == RIGHT else state.right
         if self.how == "inner":
@@ -246,7 +246,7 @@ class _SideOfRows:
         self._stored_values = [value for value, _ in stored]
         self._before, self._after = rows.last_before(of_side), rows.last_up_to(of_side)
         self._last = rows.last_of_keys(of_side)
-        # The time of a deleted value is -1, so that it is never the larger time of both sides.
+        # The time of a deleted value is -1, and therefore never the larger time of both sides.
         times = np.where(rows.has_value, rows.times, -1)
         self._times = np.concatenate((times, np.array([time for _, time in stored], np.int64)))
         has_value = np.array([value is not None for value in self._stored_values], bool)
@@ -274,7 +274,7 @@ class _SideOfRows:
         return self._values(self._after[chosen], chosen)
 
     def changes(self) -> list[tuple[int, str | None, int]]:
-        """Return the number, the last value and its time of each key that the rows have changed."""
+        """For each key that the rows have changed, return its number, last value and last time."""
         keys = np.flatnonzero(self._last >= 0)
         last = self._last[keys]
         values = self._rows.columns["value"].take(pa.array(last)).to_pylist()
@@ -283,7 +283,8 @@ class _SideOfRows:
     def _places(self, indices: Indices) -> Indices:
         """Return places in an array that has the values of all rows, then those of all states.
 
-        An index of a row is its place. For -1, the place is that of the state of the row's key.
+        A row's index is its place. For the index -1, the place is that of the state of the row's
+        key.
         """
         return np.where(indices >= 0, indices, len(self._rows) + self._rows.key_numbers)
 
@@ -297,7 +298,7 @@ class _SideOfRows:
 
 
 def _where(chosen: Mask, values: pa.Array) -> pa.Array:
-    """Return the chosen values, and null in place of the others."""
+    """Return the values, with null in place of those that are not chosen."""
     return pc.if_else(pa.array(chosen), values, None)
 
 
@@ -310,9 +311,9 @@ class TableValue(msgspec.Struct, array_like=True):
 class StreamTableJoin(Operator[TableValue]):
     """Joins each record of a stream with the table's current value for its key.
 
-    `mapped`: a row's key is computed by an expression, and the record's own key is in `foreign`. A
-    left join sends records without a key with a null right side. `mapped_key` is the name of a
-    third field of the results, with the key that was looked up.
+    `mapped`: a row's key is computed by an expression, and the record's own key is in `foreign`. In
+    a left join, records without a key get a null right side. `mapped_key` is the name of a third
+    field of the results, with the key that was looked up.
     """
 
     state_type: Any = TableValue
@@ -332,13 +333,13 @@ class StreamTableJoin(Operator[TableValue]):
                 out.count("null_key")
             elif not row.old:
                 state.value = row.value
-        # Kafka Streams drops stream records without a value; in an inner join,
-        # also records without a key, because they match nothing.
+        # Kafka Streams drops stream records without a value; an inner join also drops records
+        # without a key, because they match nothing.
         elif row.value is None or (row.key is None and self.how == "inner"):
             out.count("null_value" if row.key is not None else "null_key")
         elif state.value is not None or self.how == "left":
             key = row.foreign if self.mapped else row.key
-            # The key that is looked up has no window, but the record's own key may have one.
+            # The looked-up key has no window, but the record's own key may have one.
             if self.mapped_key is None:
                 more = ""
             else:

@@ -21,7 +21,7 @@ class ForeignKeyJoin(Operator[Referred]):
     The engine sends the rows to this join by foreign key: `Row.key` is the foreign key, and
     `Row.foreign` is the left row's own key. If a left row's foreign key changes, its old value
     therefore goes to the state of the old foreign key, and its new value to the state of the new
-    foreign key, in any order. Neither state has the other value, so the engine
+    foreign key, in any order. Neither state has both values. Therefore the engine
     (`engine/stages/foreign_key_moves.py`) gives some rows of the left table the side MOVED instead
     of LEFT:
 
@@ -50,7 +50,7 @@ class ForeignKeyJoin(Operator[Referred]):
         elif row.old:
             state.left.pop(row.foreign, None)
             # In an inner join, Kafka Streams sends a tombstone for a left row that is deleted or
-            # loses its foreign key, even if there is no right row, so some tombstones delete
+            # loses its foreign key, even if there is no right row. Some tombstones therefore delete
             # nothing. In a left join, `_process_left` sends the new result or the tombstone.
             if (
                 row.value is not None
@@ -77,7 +77,7 @@ class ForeignKeyJoin(Operator[Referred]):
             return
         old = state.right
         state.put_right(row.value, row.time)
-        # Deleting a right row that was never stored still sends tombstones in Kafka Streams, but a
+        # In Kafka Streams, deleting a right row that was never stored still sends tombstones. But a
         # filtered table does not pass on the deletion of a row that it never had.
         if self.right_filtered and old is None and row.value is None:
             return
@@ -89,7 +89,7 @@ class ForeignKeyJoin(Operator[Referred]):
     def _process_left(self, state: Referred, key: str, row: Row, out: Output) -> None:
         if row.value is None:
             # In a left join, every left row has a result, which must be deleted. In an inner join,
-            # the row with the old value has already sent the tombstone (see `process`).
+            # the old value's row has already sent the tombstone (see `process`).
             if self.how == "left" and row.side == MOVED:
                 out.emit(key, None, row.time)
             return
@@ -101,8 +101,8 @@ class ForeignKeyJoin(Operator[Referred]):
             out.count("null_key")
             return
         result = self._result(row.value, state.right)
-        # Without a right row, a tombstone deletes the result that the left row may have had with
-        # its old foreign key.
+        # If there is no right row, a tombstone deletes the result that the left row may have had
+        # with its old foreign key.
         if result is not None or row.side == MOVED:
             out.emit(key, result, max(row.time, state.right_time))
 

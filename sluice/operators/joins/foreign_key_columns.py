@@ -24,7 +24,7 @@ from sluice.support.arrays import Indices, Mask, Times
 
 @dataclass(frozen=True)
 class _LeftRows:
-    """Left rows and changes of left rows, in no order. `_LeftChanges` has the same columns."""
+    """Left rows and changes of left rows, unsorted. `_LeftChanges` has the same columns."""
 
     keys: Indices
     rows: Indices
@@ -69,8 +69,8 @@ class _LeftRows:
 class _LeftChanges:
     """The changes of the left rows of all foreign keys, sorted by foreign key, own key and order.
 
-    A left row that is in a state counts as added by the row before the first row of its foreign
-    key.
+    For a left row that is already in a state, the adding row is the index before its foreign key's
+    first row.
     """
 
     keys: Indices
@@ -80,7 +80,7 @@ class _LeftChanges:
     adds: Mask
     """Whether the change adds or replaces the left row. Other changes remove it."""
     ends: Indices
-    """The index of the next change of the same left row. Without a next change, the index after the
+    """The index of the next change of the same left row. If there is none, the index after the
     foreign key's last row."""
     own_keys: pa.Array
     """The left row's own key."""
@@ -116,7 +116,7 @@ class _LeftChanges:
         )
 
     def stays_at(self, right_rows: Indices) -> tuple[Indices, Indices] | None:
-        """Return pairs of a change that adds a left row and a right row while the left row stays.
+        """Return pairs of a change that adds a left row, and a right row while this left row stays.
 
         None if there are too many pairs.
         """
@@ -131,7 +131,7 @@ class _LeftChanges:
         """Change the left rows in the states of their foreign keys."""
         is_last = self.ends == rows.starts[self.keys + 1]
         changed = np.flatnonzero(is_last & (self.rows >= rows.starts[self.keys]))
-        # A state has its left rows in the order in which they were changed.
+        # A state keeps its left rows in the order of their last changes.
         changed = changed[np.argsort(self.rows[changed])]
         own_keys = self.own_keys.take(pa.array(changed)).to_pylist()
         values = self.values.take(pa.array(changed)).to_pylist()
@@ -149,11 +149,11 @@ class _RightBefore:
 
     values: pa.Array
     times: Times
-    """-1 where there is no right row."""
+    """The times of the right rows; -1 where there is no right row."""
 
     @classmethod
     def of(cls, states: Sequence[Referred], rows: KeyedRows, is_right: Mask) -> Self:
-        """Return the right rows that precede the rows. The rows `is_right` change them."""
+        """Return, for each row, the right row before it. The rows `is_right` change right rows."""
         last = rows.last_before(is_right)
         stored = [state.right for state in states]
         values = take_or(rows.columns["value"], last, stored, rows.key_numbers)
@@ -177,7 +177,7 @@ def join_columns(
         _RightBefore.of(states, rows, is_right),
     )
     had_right = validity(before.values)
-    # The rules of `ForeignKeyJoin.process` for a single row are the same.
+    # These rules are the same as in `ForeignKeyJoin.process`, which processes a single row.
     if right_filtered:
         joins_left = is_right & (rows.has_value | had_right)
     else:
@@ -205,7 +205,7 @@ def join_columns(
 def _results_of_left(
     rows: KeyedRows, before: _RightBefore, is_left: Mask, had_right: Mask, *, is_left_join: bool
 ) -> Results:
-    """Return the results that changes of left rows send."""
+    """Return the results of the changes of left rows."""
     has_result = is_left & ~rows.is_old & rows.has_value & (had_right | is_left_join)
     is_moved = is_left & (rows.sides == MOVED)
     # In a left join, a deleted left row's new value sends the tombstone. In an inner join, the old

@@ -11,17 +11,16 @@ class Referred(msgspec.Struct, array_like=True):
     right: str | None = None
     right_time: int = -1
     left: dict[str, str] = {}
-    """Key of a row of the left table → its value, in the order in which the rows were changed."""
+    """Key of a row of the left table → its value, in the order of the rows' last changes."""
 
     def put_left(self, key: str, value: str) -> None:
         """Add or replace a row of the left table."""
-        # A replaced row moves to the end, so that the order does not depend on rows that have been
-        # removed.
+        # Move a replaced row to the end: the order must not depend on rows that have been removed.
         self.left.pop(key, None)
         self.left[key] = value
 
     def put_right(self, value: str | None, time: int) -> None:
         """Replace or remove the row of the right table."""
         self.right = value
-        # The time of a removed row is -1, so that later results have the left row's time.
+        # The time of a removed row is -1, so later results have the left row's time.
         self.right_time = -1 if value is None else time

@@ -27,7 +27,7 @@ class Side(msgspec.Struct, array_like=True):
 
 
 class Sides(msgspec.Struct, array_like=True):
-    """The state of a key."""
+    """A join's state for a key: the records of both sides."""
 
     left: Side
     right: Side
@@ -37,7 +37,7 @@ class RecordWithHeaders(StoredRecord, array_like=True):
     """A record of a join that keeps headers."""
 
     headers: str | None = None
-    """The headers that the record has if it is sent unmatched, as JSON."""
+    """The headers for the record if it is sent unmatched, as JSON."""
 
 
 class SideWithHeaders(Side, array_like=True):
@@ -47,7 +47,7 @@ class SideWithHeaders(Side, array_like=True):
 
 
 class SidesWithHeaders(Sides, array_like=True):
-    """The state of a key of a join that keeps headers."""
+    """The state for a key, in a join that keeps headers."""
 
     left: SideWithHeaders
     right: SideWithHeaders

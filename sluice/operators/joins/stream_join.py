@@ -35,7 +35,8 @@ from sluice.support.arrays import Mask
 from sluice.values.windows import JoinWindow
 
 FEWEST_ROWS = 100
-"""Fewer rows than this are joined faster one by one, if the join sends unmatched records."""
+"""If the join sends unmatched records, fewer rows than this are joined one by one, because this is
+faster."""
 _TIME = attrgetter("time")
 
 
@@ -44,7 +45,7 @@ class UnmatchedSearch(msgspec.Struct, array_like=True):
 
     A search takes place when stream time passes `since` plus the window of the current record's
     side. `since` begins as the time of the earliest waiting record, and each search sets it anew
-    (see `look`). If a record is not due in one search, it waits for the next search, and can be
+    (see `look`). If a record is not yet due in a search, it waits for the next search, and can be
     matched meanwhile.
     """
 
@@ -71,9 +72,9 @@ class UnmatchedSearch(msgspec.Struct, array_like=True):
     def _next_look(self) -> int:
         """Return the new `since`, if both sides still have waiting records.
 
-        As in Kafka Streams, whose search stops here, this is the time of the first record that
-        follows the earliest record of each side. Of records with the same time, those of the right
-        side come first.
+        As in Kafka Streams, whose search stops there, it is the time of the first record after the
+        earliest record of each side. Of records with the same time, those of the right side come
+        first.
         """
         left, right = self.waiting
         if left[0] >= right[0]:
@@ -94,7 +95,7 @@ class UnmatchedSearch(msgspec.Struct, array_like=True):
 
 
 class StreamJoin(Operator[Sides]):
-    """Matches records within a window. `lateness` says until when a record waits for matches.
+    """Matches records within a window. `lateness` decides until when a record waits for matches.
 
     A result has the larger time of both records. On an outer side, a record without a match is sent
     with null for the other side, after its window and grace. It is sent immediately if it has no
@@ -119,15 +120,15 @@ class StreamJoin(Operator[Sides]):
         self.lateness = JoinLateness(window)
         self.shared: UnmatchedSearch | None = None
         self._passed = -1, -1
-        """For each side, the stream time that has been passed for all keys when the batch ends."""
+        """For each side, the stream time that all keys have passed by the end of the batch."""
 
     @override
     def begin_batch(self, batch: BatchOfOperator) -> None:
         self.end_batch_at(batch.closed, batch.latest_of_sides)
-        # In Kafka Streams, the stream time of a task decides when the task searches for the
-        # unmatched records of all its keys. With one partition, the join searches at the same
-        # times. With several partitions, the keys of a worker have no common stream time, so each
-        # key's unmatched records are sent when they are due.
+        # A Kafka Streams task searches for the unmatched records of all its keys at once, depending
+        # on the task's stream time. With one partition, the join searches at the same times. With
+        # several partitions, the keys of a worker have no common stream time, so each key's
+        # unmatched records are sent when they are due.
         if batch.is_one_task:
             self.watch()
 
@@ -140,13 +141,16 @@ class StreamJoin(Operator[Sides]):
 
     @override
     def sent_until(self, stream_time: int) -> int:
-        # As in Kafka Streams, a record that is already due waits for the next search.
+        # As in Kafka Streams, a record that is already due may have to wait for the next search.
         if self.shared is None:
             return stream_time
         return min(stream_time, self.shared.looked)
 
     def end_batch_at(self, closed: int, latest_of_sides: tuple[int, int]) -> None:
-        """Set the batch's last stream times: no record is stored that `close` would forget."""
+        """Set the stream times at the end of the batch.
+
+        The join then does not store records that `close` would forget.
+        """
         left, right = latest_of_sides
         self._passed = min(left, closed), min(right, closed)
 
@@ -156,17 +160,17 @@ class StreamJoin(Operator[Sides]):
             self.shared = UnmatchedSearch()
 
     def new_state(self) -> Sides:
-        # The records say themselves whether they keep headers.
+        # Each record's type tells whether the record keeps headers.
         return Sides(Side(), Side())
 
     def process(self, state: Sides, row: Row, out: Output) -> None:
-        # Kafka Streams drops stream records without a value.
+        # As in Kafka Streams, drop stream records without a value.
         if row.value is None:
             out.count("null_key" if row.key is None else "null_value")
             return
         if row.key is None:
-            # A record without a key matches nothing. Kafka Streams sends
-            # it at once if its side is outer.
+            # A record without a key matches nothing. As in Kafka Streams, send it at once if its
+            # side is outer.
             if self.outer[row.side]:
                 out.emit(None, self._unmatched(row.side, row.value), row.time)
             else:
@@ -197,9 +201,9 @@ class StreamJoin(Operator[Sides]):
     ) -> Results | None:
         """Join all rows at once, if that is possible for their keys.
 
-        The rows of a key of an outer join are left over in two cases: they come from several
-        partitions, so that times go back; or a record of the key is already due when the batch
-        begins, or when the record comes.
+        In an outer join, a key's rows are left over in two cases: the rows come from several
+        partitions, and a later row has an earlier stream time; or a record of the key is already
+        due when the batch begins, or when the record arrives.
         """
         if not self._is_outer:
             results = join_columns(self.lateness, states, rows)
@@ -224,7 +228,7 @@ class StreamJoin(Operator[Sides]):
     def _has_due_records(self, states: KeyStates[Sides], closed_before: int) -> Mask:
         """Return a mask of the keys with a record that was due before the batch's first record.
 
-        No advance of stream time has caused its result.
+        Such a record's result has no causing advance of stream time in the batch.
         """
         has_due = np.zeros(len(states), np.bool_)
         for number, state in states.existing():
@@ -261,9 +265,9 @@ class StreamJoin(Operator[Sides]):
         return replace(joined.results, released=joined.released)
 
     def _keep_unexpired(self, states: KeyStates[Sides], rows: KeyedRows) -> None:
-        """Store the rows' records unless they can no longer be matched after their key's last row.
+        """Store the rows' records that can still be matched after their key's last row.
 
-        Forget stored records that can no longer be matched, too.
+        Forget all stored records that can no longer be matched.
         """
         last = rows.last_of_keys(rows.has_value)
         left, right = rows.stream_times["left"], rows.stream_times["right"]
@@ -312,7 +316,7 @@ class StreamJoin(Operator[Sides]):
         return first < last
 
     def _store(self, state: Sides, row: Row, waits_for_match: bool) -> None:
-        """Store the row's record for later records of the other side, if any can still match it."""
+        """Store the row's record, if any later record of the other side can still match it."""
         if not waits_for_match and row.time <= self.lateness.last_expired(
             row.side, row.latest_of_sides[row.side]
         ):
@@ -324,7 +328,7 @@ class StreamJoin(Operator[Sides]):
             record: StoredRecord = RecordWithHeaders(row.time, row.value, waits_for_match, headers)
         else:
             record = StoredRecord(row.time, row.value, waits_for_match)
-        # Most records come in the order of time, so they need no search.
+        # Most records arrive in the order of time, and then need no search.
         if not side.records or side.records[-1].time <= row.time:
             side.records.append(record)
         else:
@@ -359,7 +363,7 @@ class StreamJoin(Operator[Sides]):
         """Send the records that no longer wait for a match, by time, the right side first."""
         due: list[tuple[int, int, StoredRecord]] = []
         if self.shared is not None:
-            # Between two searches, Kafka Streams sends nothing, even if a record is due.
+            # As in Kafka Streams, send nothing between two searches, even if a record is due.
             stream_time = min(stream_time, self.shared.looked)
         for number, side in enumerate((state.left, state.right)):
             last = self.lateness.last_unmatched(number, stream_time)
@@ -376,8 +380,8 @@ class StreamJoin(Operator[Sides]):
             records[:count] = matched
             waiting = (record.time for record in records if record.waits_for_match)
             side.waits_from = next(waiting, NEVER)
-        # Kafka Streams' store of unmatched records has this order, for all
-        # keys: by time, the right side first.
+        # Kafka Streams' store sorts the unmatched records of all keys in this way: by time, the
+        # right side first.
         headers = out.headers
         for time, number, record in sorted(due, key=lambda entry: (entry[0], -entry[1])):
             rank = 2 * time + (number == LEFT)
@@ -410,8 +414,8 @@ class StreamJoin(Operator[Sides]):
         If none waits, return the time at which the next record can no longer be matched.
         """
         # A record can be kept beyond the time at which it expires, because only records of its side
-        # make the join forget it. Such a record must not hide the time at which a later record is
-        # sent unmatched.
+        # make the join forget it. The expiry of such a record must not hide the time at which
+        # another record is sent unmatched.
         sent = self.release_due(state)
         if sent is not None:
             return sent
@@ -430,9 +434,9 @@ class StreamJoin(Operator[Sides]):
         latest_of_sides: tuple[int, int] = (-1, -1),
     ) -> None:
         self._send_unmatched(state, key, closed, out)
-        # The engine selects the keys to close by `closed` alone. If a later time counted here, only
-        # the selected keys would forget records up to that time, so the results would depend on the
-        # selection.
+        # The engine selects the keys to close by `closed` alone. If a later time were used here,
+        # only the selected keys would forget records up to that time, and results would depend on
+        # the selection.
         left, right = latest_of_sides
         self._forget_expired(state, (min(left, closed), min(right, closed)))
 

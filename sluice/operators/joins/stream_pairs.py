@@ -1,7 +1,7 @@
 """Finds all matching pairs of an inner join of two streams at once, with a sorted merge.
 
-Both sides are sorted by key and time, so that the matches of a record of the left side follow each
-other. As in `StreamJoin.process`, the later record of a pair causes the result.
+Both sides are sorted by key and time. The matches of a left record are then adjacent. As in
+`StreamJoin.process`, the later record of a pair causes the result.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class JoinRecords:
     times: Times
     sides: Indices
     order: Indices
-    """The order in which the records came. Stored records came in earlier batches, so they have
-    negative numbers."""
+    """The order in which the records arrived. Stored records arrived in earlier batches, so they
+    have negative numbers."""
     values: pa.Array
     has_value: Mask
     stored: Sequence[StoredRecord]
@@ -59,7 +59,7 @@ class JoinRecords:
         )
 
     def texts(self, left: Indices, right: Indices) -> pa.Array:
-        """Return the results for pairs of records. A record with the index -1 is missing."""
+        """Return the results for pairs of records. The index -1 stands for a missing record."""
         values: list[pa.Array] = []
         for side in (left, right):
             values.append(self.values.take(pa.array(side, mask=side < 0)))
@@ -82,15 +82,15 @@ class MatchingPairs:
     def of(
         cls, lateness: JoinLateness, records: JoinRecords, rows: KeyedRows
     ) -> MatchingPairs | None:
-        """Return the matches of the rows' records; None if `_pairs` cannot find them."""
+        """Return the matches of the rows' records; None if `_pairs` returns None."""
         pairs = _pairs(lateness, records)
         if pairs is None:
             return None
         left, right = pairs
         of_right = records.order[right] > records.order[left]
         cause, other = np.where(of_right, right, left), np.where(of_right, left, right)
-        # A pair of two records in states was sent in an earlier batch. It gets the row -1, and is
-        # left out below.
+        # If both records come from states, the pair was sent in an earlier batch. Such a pair gets
+        # the row -1, and is left out below.
         row = records.order[cause].clip(-1)
         left_time = rows.stream_times["left"][row]
         right_time = rows.stream_times["right"][row]
@@ -116,8 +116,8 @@ def join_columns(
     Changes no state.
     """
     # A key may have rows of several partitions, each with a stream time of its own. If stream time
-    # falls from one row to the next, the earlier row has made more records expire than the times of
-    # the later row show. The columns cannot express this.
+    # is earlier in a row than in the preceding row, more records have expired than the later row's
+    # times show. The columns cannot express this.
     for name in ("left", "right"):
         if falls(rows.stream_times[name], rows.key_numbers).any():
             return None
@@ -135,7 +135,7 @@ def join_columns(
 
 
 def unexpired_rows(lateness: JoinLateness, rows: KeyedRows, passed: tuple[int, int]) -> Indices:
-    """Return the rows whose records can still be matched after the batch.
+    """Return the indices of the rows whose records can still be matched after the batch.
 
     `passed`: for each side, the stream time that has been passed for all keys when the batch ends.
     """
@@ -150,7 +150,7 @@ def unexpired_rows(lateness: JoinLateness, rows: KeyedRows, passed: tuple[int, i
 def last_expired_of_sides(
     lateness: JoinLateness, sides: npt.NDArray[np.integer[Any]], left: Times, right: Times
 ) -> Times:
-    """Return, for records of both sides, the latest time of a record that can no longer be matched.
+    """Return, for each record's side, the latest time of a record that can no longer be matched.
 
     `left` and `right`: the largest times of the left and of the right stream.
     """
@@ -160,7 +160,7 @@ def last_expired_of_sides(
 
 
 def falls(times: Times, keys: Indices) -> Mask:
-    """Return a mask of the times that are smaller than the preceding time of the same key."""
+    """Return a mask of the times that are smaller than the same key's preceding time."""
     is_smaller = np.zeros(len(times), np.bool_)
     is_smaller[1:] = (keys[1:] == keys[:-1]) & (times[1:] < times[:-1])
     return is_smaller
@@ -174,8 +174,8 @@ def _pairs(lateness: JoinLateness, records: JoinRecords) -> tuple[Indices, Indic
     if not len(records.times):
         return NO_ROWS, NO_ROWS
     first_time, last_time = int(records.times.min()), int(records.times.max())
-    # Key and time are one number, so that records are sorted and found by one comparison. No record
-    # has the last of the numbers of its key.
+    # Combine key and time to one number, to sort and find records by one comparison. No record has
+    # the last number of its key.
     after_last = last_time - first_time + 1
     numbers_of_key = after_last + 1
     if (int(records.keys.max()) + 1) * numbers_of_key >= 1 << 63:
@@ -196,9 +196,9 @@ def _pairs(lateness: JoinLateness, records: JoinRecords) -> tuple[Indices, Indic
 
 
 def _sorted_side(records: JoinRecords, side: int, places: Indices) -> Indices:
-    """Return a side's records that have a value, sorted by place (key and time) and order."""
+    """Return a side's records with a value, sorted by place (key and time) and then by order."""
     of_side = np.flatnonzero((records.sides == side) & records.has_value)
-    # The stored records come first in the order, but last in the columns.
+    # The stored records arrived first, but are last in the columns.
     count_of_rows = np.searchsorted(of_side, len(records.times) - len(records.stored))
     in_order = np.roll(of_side, -count_of_rows)
     return in_order[np.argsort(places[in_order], kind="stable")]

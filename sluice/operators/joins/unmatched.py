@@ -1,7 +1,7 @@
 """Finds all results of an outer join of two streams at once: matching pairs and unmatched records.
 
-A record that waits for a match is sent unmatched by whichever of these comes first, unless it is
-matched before:
+A record that waits for a match is sent unmatched by the first of these events, unless it is matched
+before:
 
 - a row of its key, if the stream time of the row's own partition is late enough;
 - the advance of stream time with which all partitions have reached the record's due time.
@@ -39,7 +39,7 @@ _BEFORE_ALL = -1
 
 @dataclass(frozen=True)
 class OuterJoined:
-    """What the rows of many keys cause in an outer join."""
+    """The effects of the rows of many keys in an outer join."""
 
     results: Results
     """The results that the rows send."""
@@ -54,12 +54,12 @@ class OuterJoined:
 
 
 def keys_in_order(lateness: JoinLateness, rows: KeyedRows) -> Mask:
-    """Return a mask of the keys for whose rows no time goes back.
+    """Return a mask of the keys for whose rows no stream time decreases.
 
-    Rows of several partitions have stream times of their own. If a time goes back, an earlier row
-    has made more records expire, or has sent more of them unmatched, than the times of the later
-    row show. A partition that was idle may have a record that is already due, although its
-    partition's stream time has not passed the record's grace.
+    Rows of several partitions have different stream times. If a later row has an earlier stream
+    time, more records have expired, or were sent unmatched, than the later row's times show. A
+    partition that was idle may have a record that is already due, although its partition's stream
+    time has not passed the record's grace.
     """
     valid = np.flatnonzero(rows.has_value)
     in_order = np.ones(len(rows.keys), np.bool_)
@@ -74,13 +74,13 @@ def keys_in_order(lateness: JoinLateness, rows: KeyedRows) -> Mask:
 def _reached(rows: KeyedRows) -> Times:
     """Return the stream time up to which each row sends records of its key unmatched."""
     before, after = rows.stream_times["before"], rows.stream_times["after"]
-    # A record that is out of order does not look for unmatched records with its own time.
+    # A record that is out of order does not search for unmatched records at its own time.
     reached: Times = np.where(rows.times == after, np.maximum(before, after), before)
     return reached
 
 
 def _is_past(lateness: JoinLateness, rows: KeyedRows) -> Mask:
-    """Return a mask of the rows whose window and grace have already passed when they come."""
+    """Return a mask of the rows whose window and grace have already passed when they arrive."""
     after = rows.stream_times["after"]
     is_past_left = lateness.is_past(LEFT, rows.times, after)
     is_past_right = lateness.is_past(RIGHT, rows.times, after)
@@ -101,9 +101,9 @@ def join_outer(
     rows: KeyedRows,
     advances_until: Callable[[Times], Times],
 ) -> OuterJoined | None:
-    """Return the results of a left or outer join. No state changes.
+    """Return the results of a left or outer join. Changes no state.
 
-    None if the rows have to be processed one by one. All keys are `keys_in_order`.
+    Returns None if the rows have to be processed one by one. All keys must be `keys_in_order`.
     `advances_until`: for stream times, the number of advances up to the one with which all
     partitions have reached each of the times; NEVER if they do not reach it in this batch.
     """
@@ -125,7 +125,7 @@ def join_outer(
 
 @dataclass(frozen=True)
 class _Departures:
-    """When each record is sent unmatched if nothing matches it before."""
+    """The time at which each record is sent unmatched, unless it is matched before."""
 
     is_outer: Mask
     """Mask of the records that are sent unmatched if nothing matches them."""
@@ -163,13 +163,16 @@ class _Departures:
         )
 
     def before(self, records: Indices, rows: Indices) -> Mask:
-        """Return a mask of the records that are sent unmatched before these later rows match."""
+        """Return a mask of the records that are sent unmatched before these later rows match.
+
+        A row matches a record when it is processed.
+        """
         is_released = self.released[records] <= self.advances[rows]
         is_before: Mask = self.is_past[records] | (self.sender[records] <= rows) | is_released
         return is_before & self.is_outer[records]
 
     def without_departed(self, matches: MatchingPairs) -> MatchingPairs:
-        """Return the matches without those of records that have been sent unmatched before."""
+        """Return the matches, without those of records that were already sent unmatched."""
         is_late = self.before(matches.other, matches.cause)
         if not is_late.any():
             return matches
@@ -177,8 +180,8 @@ class _Departures:
         is_matched[matches.other[~is_late]] = True
         is_matched[matches.cause[~is_late]] = True
         is_match = ~is_late
-        # Whether a record has been sent depends on earlier matches, and the matches are sorted by
-        # their causes.
+        # Whether a record has been sent depends on earlier matches. The matches are sorted by their
+        # causes, so this order works.
         late = np.flatnonzero(is_late)
         for place, cause, other in zip(late, matches.cause[late], matches.other[late], strict=True):
             if is_matched[other]:
@@ -188,7 +191,7 @@ class _Departures:
 
 @dataclass(frozen=True)
 class _Outcomes:
-    """What happens to the records that have no match when they come."""
+    """The outcomes of the records that have no match when they arrive."""
 
     due: Times
     sender: Indices
@@ -207,8 +210,8 @@ class _Outcomes:
         is_lone = departures.is_outer.copy()
         is_lone[matches.cause] = False
         at_once, waited = is_lone & departures.is_past, is_lone & ~departures.is_past
-        # The matches are sorted by their causes. Of several matches of a record, the first is
-        # written last.
+        # The matches are sorted by their causes. Write them in reverse order, so a record's first
+        # match remains.
         first_match = np.full(len(records.keys), NEVER)
         first_match[matches.other[::-1]] = matches.cause[::-1]
         sender, released, advances = departures.sender, departures.released, departures.advances
@@ -218,7 +221,7 @@ class _Outcomes:
         by_release = (
             waited & (released < NEVER) & (released <= until_sender) & (released <= until_match)
         )
-        # A row sends unmatched records before it is matched itself.
+        # A row first sends unmatched records, and is matched afterwards.
         by_row = waited & ~by_release & (sender < NEVER) & (sender <= first_match)
         waits = waited & ~by_release & ~by_row & (first_match == NEVER)
         return cls(departures.due, sender, at_once, by_row, by_release, waits)
@@ -231,8 +234,7 @@ def _senders(records: JoinRecords, due: Times, rows: KeyedRows) -> Indices:
     first, last = 0, 0
     if len(valid):
         first, last = int(reached.min()), int(reached.max())
-    # The times of each key have a stretch of their own, so that one search finds the rows of all
-    # keys.
+    # Shift the times of each key to a separate range: one search then finds the rows of all keys.
     stretch = last - first + 2
     places = keys * stretch + (reached - first)
     found = np.searchsorted(
@@ -246,7 +248,7 @@ def _senders(records: JoinRecords, due: Times, rows: KeyedRows) -> Indices:
 def _results(
     records: JoinRecords, matches: MatchingPairs, outcomes: _Outcomes, rows: KeyedRows
 ) -> Results:
-    """Return what rows send: first the records that they send unmatched, then their own results."""
+    """Return each row's results: first the records that it sends unmatched, then its own."""
     by_row, at_once = np.flatnonzero(outcomes.by_row), np.flatnonzero(outcomes.at_once)
     left, right = matches.left_and_right(records)
     alone = np.concatenate((by_row, at_once))
@@ -257,7 +259,8 @@ def _results(
     # A row first sends the records that were due before it, then those that are due with it.
     is_due_with_row = outcomes.due[by_row] > rows.stream_times["before"][outcomes.sender[by_row]]
     turns = np.concatenate((is_due_with_row.astype(np.intp), np.full(len(causes) - len(by_row), 2)))
-    # Records are sent unmatched by time, the right side first. The matches are in order.
+    # Sort the unmatched records of a row by time, the right side first. The matches are already
+    # sorted.
     own = np.zeros(len(causes) - len(by_row), np.int64)
     times_of_due = np.concatenate((records.times[by_row], own))
     sides_of_due = np.concatenate((records.sides[by_row], own))
@@ -307,12 +310,12 @@ def can_match(
 ) -> Mask:
     """Return a mask of the records that can still be matched after the batch.
 
-    `passed`: for each side, the stream time that has been passed for all keys when the batch ends.
+    `passed`: for each side, the stream time that all keys have passed by the end of the batch.
     """
     last = rows.last_of_keys(rows.has_value)
     latest: list[Times] = []
     for name, of_all in zip(("left", "right"), passed, strict=True):
-        # If all rows of a key lack a value, they do not say how late it is.
+        # If all rows of a key lack a value, they do not show the stream time.
         of_keys = np.where(last >= 0, rows.stream_times[name][last], _BEFORE_ALL)
         latest.append(np.maximum(of_keys, of_all)[records.keys])
     last_expired = last_expired_of_sides(lateness, records.sides, *latest)

@@ -1,4 +1,4 @@
-"""Joins of a stream with the version of a table's row that was valid at the time of each record."""
+"""Joins each record of a stream with the version of a table's row that was valid at its time."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from sluice.operators.lateness import last_forgotten
 from sluice.operators.operator import Moment, Operator, Releasing
 
 Version = tuple[int, str | None]
-"""The time from which a version of a row is valid, and the row's value. The value None says that
-the row was deleted at this time."""
+"""The time from which a version of a row is valid, and the row's value. None means that the row was
+deleted at this time."""
 
 
 class HeldRecord(msgspec.Struct, array_like=True):
@@ -60,8 +60,8 @@ class VersionedJoin(Operator[Versions]):
                 out.count("null_key")
             elif not row.old:
                 self._add_version(state.versions, (row.time, row.value), table_time)
-        # As in other joins with a table, stream records without a value are dropped, and records
-        # without a key match nothing.
+        # As in other joins with a table, drop stream records without a value. Records without a key
+        # match nothing.
         elif row.value is None or (row.key is None and self.how == "inner"):
             out.count("null_value" if row.key is not None else "null_key")
         elif (
@@ -114,7 +114,8 @@ class VersionedJoin(Operator[Versions]):
             versions[at] = version
         else:
             versions.insert(at, version)
-        # Keep the last version that began before the history: it is valid when the history begins.
+        # Keep the last version from before the history, because it is valid when the history
+        # begins.
         first = (
             bisect_right(versions, last_forgotten(table_time, self.history_ms) + 1, key=_start_of)
             - 1
@@ -138,7 +139,7 @@ class VersionedJoin(Operator[Versions]):
     def _as_of(self, versions: list[Version], time: int, table_time: int) -> str | None:
         """Return the value that was valid at a time.
 
-        If the time is before the history, only the latest version counts, as it never expires.
+        If the time is before the history, only the latest version counts, because it never expires.
         """
         if not versions:
             return None
