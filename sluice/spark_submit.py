@@ -101,7 +101,7 @@ FINISHED = "SLUICE_FINISHED"
 """The environment variable with the path of the file that a driver makes after it has done
 everything."""
 UNFINISHED = (
-    "The driver ended with status 0 before it had done everything. "
+    "The driver ended with status 0 before the run was complete. "
     "Look for code that ends the process."
 )
 CONNECTION = "_PYSPARK_DRIVER_CONN_INFO_PATH"

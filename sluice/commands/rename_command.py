@@ -48,7 +48,7 @@ def rename(
         parts = _pairs(store, step)
         if bool(new) == bool(parts) or (undo and not new):
             raise QueryError(
-                "Name either the pipeline's new name, or stores and steps to rename.",
+                "Pass either the pipeline's new name, or stores and steps to rename.",
                 next_step=f"Write sluice rename {pipeline} NEW, or sluice rename {pipeline} "
                 f"--store {_PAIR}.",
             )

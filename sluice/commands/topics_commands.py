@@ -92,8 +92,8 @@ def accept(
         typer.Option(
             "--may-repeat",
             help=(
-                "If the markers are lost: the output of a batch that was begun "
-                "may be written twice."
+                "If the markers are lost: accept that the output of an unpublished batch may be "
+                "written twice."
             ),
         ),
     ] = False,

@@ -47,8 +47,8 @@ class Removal:
         """Describe what is removed, in sentences."""
         if self.renamed_to:
             yield (
-                f"{self.pipeline} is the former name of {self.renamed_to}. The ledger forgets it, "
-                "so that another pipeline can have it."
+                f"{self.pipeline} is the former name of {self.renamed_to}. The ledger forgets the "
+                "name. Another pipeline can then use it."
             )
         if self.generations:
             numbers = counted(len(self.generations), "generation")

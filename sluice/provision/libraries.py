@@ -297,8 +297,8 @@ def _removed_after(folder: Path) -> Iterator[Path]:
 
 def _unpack(archive: Path, target: Path) -> None:
     advice = (
-        "Make it of a folder that `pip install --target` has written; packages are at the top of "
-        "the archive."
+        "Make the archive from a folder that `pip install --target` has written, with the packages "
+        "at the top of the archive."
     )
     try:
         if archive.suffix == ".zip":

@@ -140,6 +140,6 @@ class LocalWorker:
             raise DamagedState(
                 "The shard is not the published one: the checksum of its state rows at batch "
                 f"{batch} is {checksum}, but {expected} was published. Another worker's shard or "
-                "an older copy may be in its place. Put the right one back, or start a run, which "
-                "restores the state."
+                "an older copy may be in its place. Put the published shard back, or start a run, "
+                "which restores the state."
             )

@@ -399,7 +399,7 @@ def _refuse_unstorable(model: Any, where: str) -> None:
 
     if model is BaseModel:
         raise TopologyError(
-            f"{where}: BaseModel has no fields.", next_step="Declare a class of it."
+            f"{where}: BaseModel has no fields.", next_step="Use a subclass of BaseModel."
         )
     try:
         # A model's annotations may name classes that are defined after the model. `model_rebuild`
@@ -424,7 +424,7 @@ def _refuse_unstorable(model: Any, where: str) -> None:
         )
     elif model.model_config.get("extra") == "allow":
         problem = (
-            "extra='allow' keeps fields that are not declared, which SQL has not. Declare a "
+            "extra='allow' keeps fields that are not declared, which SQL cannot read. Declare a "
             "dict[str, ...] field."
         )
     elif model.model_config.get("json_encoders"):
@@ -472,7 +472,7 @@ def _refuse_marks(marks: Sequence[Any], where: str) -> None:
                 option = "exclude=True"
             raise TopologyError(
                 f"{where}: {option} leaves the field out of the JSON.",
-                next_step="Leave it out of the model.",
+                next_step=f"Remove {option}.",
             )
 
 

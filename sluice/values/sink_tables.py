@@ -177,7 +177,7 @@ class DeltaTable:
         """
         signs = [sign for sign in name if sign in _NOT_IN_DELTA]
         if signs:
-            return f"names in Delta Lake have no {signs[0]!r}"
+            return f"names in Delta Lake cannot contain {signs[0]!r}"
         return ""
 
     def folded_name(self, name: str) -> str:

@@ -38,7 +38,7 @@ LOST = (
 )
 
 NO_DRIVER = (
-    "There is no warm driver with these settings and libraries that has a place for the run."
+    "No warm driver with these settings and libraries has room for another run."
 )
 
 

@@ -175,7 +175,7 @@ def test_a_batch_that_was_begun_is_written_again_only_if_the_user_accepts_it(sta
     running.crash_before_publishing()
     delete(running)
     forget_items(running, 1)
-    with pytest.raises(Refused, match=r"Batch 1 .* was begun and not published.*--may-repeat"):
+    with pytest.raises(Refused, match=r"batch 1 .* was begun but not published.*--may-repeat"):
         accept(running)
     with pytest.raises(EngineError, match="lacks the marker"):
         running.run()

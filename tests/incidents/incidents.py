@@ -391,7 +391,7 @@ INCIDENTS = [
     ),
     Incident(
         "A driver's clock is an hour ahead", "sales", "clock", "ClockOff", clock_ahead,
-        nothing, "A clock is off", "in the future of",
+        nothing, "A clock is off", "ahead of the clock of",
     ),
     Incident(
         "The state has grown for a week", "sales", "growth", "StateGrows", state_grows,

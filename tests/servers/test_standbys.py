@@ -561,7 +561,7 @@ def test_a_server_with_the_workers_own_folder_is_no_standby(
     twin = Host(states.ledger, hosts[1].folder).start()
     result = CliRunner().invoke(app, ["standby", "add", "orders", "1", twin.address])
     twin.stop()
-    assert (result.exit_code, "There already is a shard" in result.output) == (1, True), (
+    assert (result.exit_code, "already has a shard here" in result.output) == (1, True), (
         result.output
     )
     assert states.ledger.standbys.of("orders") == {}

@@ -227,8 +227,8 @@ class RecordReader(TaskOfBatch):
                 raise RecordFailed(
                     f"{output.topic}, partition {output.partition}, offset {offset}: "
                     f"{first.reason}: {first.detail}.",
-                    next_step="Correct the topic, or set the source's on_error to "
-                    '"dead_letter" or "skip".',
+                    next_step="Have the producer write valid records, or set the source's "
+                    'on_error to "dead_letter" or "skip".',
                 )
             case "skip":
                 output.counts.update(
@@ -513,7 +513,8 @@ class StreamReader(RecordReader):
         if decoder.source.on_time == "fail":
             raise RecordFailed(
                 f"{output.topic}, partition {output.partition}: {invalid[0][1]}.",
-                next_step="Correct the topic, or set the source's invalid_time to another policy.",
+                next_step="Have the producer write valid event times, or set the source's "
+                "invalid_time to another policy.",
             )
         replacement: tuple[str, str] | None = None
         if decoder.source.on_time != "clock":

@@ -142,9 +142,9 @@ def lost(row: LeaseRow | None, epoch: int) -> LeaseError:
             next_step="Run the pipeline again: it compares the ledger with the shards and the "
             "output first.",
         )
-    by = f"It was taken over by {row}."
+    by = f"The lease was taken over by {row}."
     if row.epoch == epoch:
-        by = "It is no longer held."
+        by = "The lease has been released."
     return LeaseError(
         f"This driver has lost its lease and can no longer publish. {by}",
         next_step="Wait until the other driver has finished.",

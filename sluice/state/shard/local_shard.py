@@ -656,9 +656,9 @@ def _discard_sealed(url: str) -> None:
     with LocalShard.open(url) as shard:
         if not shard.is_sealed() and shard.batches():
             raise Refused(
-                f"There already is a shard of the worker, which was not moved away: {shown(url)}.",
-                next_step="If it is the shard in use, start the state server with --workers. If "
-                "the worker's shard in use is elsewhere and intact, which sluice audit PIPELINE "
-                "--verify tells, delete this one.",
+                f"The worker already has a shard here, which was not moved away: {shown(url)}.",
+                next_step="If this shard is in use, start the state server with --workers. "
+                "Otherwise, check the shard in use: sluice audit PIPELINE --verify. If it is "
+                "intact, delete the shard here.",
             )
     drop(url)

@@ -251,7 +251,7 @@ INCIDENTS: dict[Callable[[Stage], None], tuple[FailureKind, str]] = {
         "input",
         "Topic orders was deleted. The pipeline has read orders/0 up to 10, orders/1 up to 5.",
     ),
-    no_slot: ("slot", "UTC, and no driver has started. Look at the DAG in Airflow"),
+    no_slot: ("slot", "UTC, but no driver has started. Look at the DAG in Airflow"),
     another_lease: ("lease", "waits for host far, process 7"),
     registry_away: ("registry", "The schema registry at registry:8081 does not answer"),
     records_held: ("held", "It holds back 7 records of orders/0. Find the producer and stop it"),
@@ -260,7 +260,7 @@ INCIDENTS: dict[Callable[[Stage], None], tuple[FailureKind, str]] = {
     host_silent: ("host", "no program listens at this port. Start it again on its host"),
     host_hangs: ("host", "accepts connections, but has not answered within 0.3 s. End its process"),
     disk_full: ("disk", "GiB left for"),
-    clock_off: ("clock", "in the future of"),
+    clock_off: ("clock", "ahead of the clock of"),
     over_budget: ("budget", "orders used 2.50 CPU hours of 2 today. See Costs on the page."),
     state_grows: (
         "growth",

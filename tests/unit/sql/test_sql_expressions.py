@@ -277,7 +277,7 @@ def test_a_predicate_within_an_operation_needs_parentheses(text: str) -> None:
 )
 def test_what_reads_on_after_a_constant_needs_parentheses(text: str) -> None:
     with pytest.raises(
-        TopologyError, match=r"reads on after the constant .* Put it in parentheses"
+        TopologyError, match=r"continues directly after the constant .* Put it in parentheses"
     ):
         parse(text)
 
