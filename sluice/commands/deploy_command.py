@@ -29,9 +29,7 @@ def deploy(
         bool,
         typer.Option("--roll-back", help="Make the state before the last promotion current."),
     ] = False,
-    drop: Annotated[
-        bool, typer.Option("--drop", help="Remove the built state.")
-    ] = False,
+    drop: Annotated[bool, typer.Option("--drop", help="Remove the built state.")] = False,
     compare: Annotated[
         bool, typer.Option("--compare", help="Only compare the built state again.")
     ] = False,

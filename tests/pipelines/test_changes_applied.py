@@ -254,7 +254,7 @@ def test_wrong_streams_of_changes_are_errors() -> None:
     with pytest.raises(TopologyError, match="not kind, old and new"):
         pipeline.stream("shops", value=Shop).apply_changes(store="shops")
     shops = pipeline.table("tabled_shops", value=Shop)
-    no_changes = r"the values have no kind, old and new.* table\.changes"
+    no_changes = r"needs values with the fields kind, old and new.* table\.changes"
     with pytest.raises(TopologyError, match=no_changes):
         shops.to("out0", value=debezium(ShopChange))
     with pytest.raises(TopologyError, match=no_changes):

@@ -64,7 +64,7 @@ def test_a_function_chooses_the_partition(drive: Drive) -> None:
     assert [record.partition for record in driver.output("newest_by_id")] == [3]
     details = [letter.headers["sluice.detail"] for letter in driver.dead_letters()]
     assert len(details) == 3
-    assert "ValueError: partition= must give a partition's number (0 or more), not -1" in details
+    assert "ValueError: partition= must give a number of at least 0, not -1" in details
 
 
 def region(key: str | None, order: Any, headers: Headers) -> int:
