@@ -254,9 +254,9 @@ class BatchDiffers(EngineError):
         """Return the error for a batch whose results differ in these ways from what was written."""
         return cls(
             f"Batch {batch} of {pipeline} was written, and then its driver ended. The repeated "
-            f"batch has other results: {'; '.join(differences)}. Possible causes: its records "
-            "changed (for example by compaction), the pipeline, or a table's columns. The first "
-            "results stay in the output, and the batch is not published.",
+            f"batch has other results: {'; '.join(differences)}. Possible causes: changed records "
+            "(for example by compaction), a changed pipeline, or changed columns of a table. The "
+            "first results stay in the output, and the batch is not published.",
             next_step=(
                 f"Undo the change, and run again: sluice run {pipeline}. Or compute the state anew "
                 "from the topics, which does not write the same output again: "

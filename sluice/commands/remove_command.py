@@ -15,7 +15,8 @@ from sluice.settings import settings
 def remove(
     pipeline: PipelineName,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Remove it. Without this, only say what would be removed.")
+        bool,
+        typer.Option("--yes", help="Remove it. Without --yes, only print what would be removed."),
     ] = False,
     keep_dead_letters: Annotated[
         bool, typer.Option("--keep-dead-letters", help="Keep the topics of dead letters.")

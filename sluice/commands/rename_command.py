@@ -31,7 +31,7 @@ def rename(
         typer.Option(metavar=_PAIR, help="Rename this step; may be repeated."),
     ] = None,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Rename it. Without this, only say what would change.")
+        bool, typer.Option("--yes", help="Rename it. Without --yes, only print what would change.")
     ] = False,
     undo: Annotated[
         bool,

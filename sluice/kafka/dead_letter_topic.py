@@ -328,7 +328,7 @@ def redrive_markers(
                 "this record is not a marker of a re-drive, so another program writes to the "
                 "topic.",
                 next_step="Stop that program. Then delete its records (kafka-delete-records), or "
-                "overwrite them with markers of the same keys.",
+                "replace them by records with the same keys.",
             ) from None
     return markers
 

@@ -44,7 +44,7 @@ _SETTINGS: Mapping[str, str | int | bool] = {
     "receive.message.max.bytes": 2_147_483_647,
 }
 _RUN_AGAIN = (
-    "Run the pipeline again: it checks its topics first, and its error says what you can do."
+    "Run the pipeline again: the run checks its topics first, and its error says what you can do."
 )
 _QUESTION_S = 5.0
 """After this silence, the reader asks a broker about the topics. A broker learns of new partitions

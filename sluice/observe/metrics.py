@@ -56,7 +56,7 @@ METRICS: Mapping[str, Metric] = {
         "gauge",
         "1 if a topic that the pipeline reads is there, 0 if it is missing or no broker answers.",
     ),
-    "paused": Metric("gauge", "1 if somebody has paused the pipeline, so that no run starts."),
+    "paused": Metric("gauge", "1 if somebody has paused the pipeline; then no run starts."),
     "failed": Metric(
         "gauge", "1 if the last run failed or the pipeline's file cannot be loaded, else 0."
     ),

@@ -45,7 +45,7 @@ _POOL_SECONDS = 5
 """How long a thread waits for a free connection while other threads use all connections."""
 _FILE = "file"
 """The name under which a connection of a pool remembers its file's identity."""
-_WHERE_SET = "SLUICE_LEDGER sets the ledger's address, and SLUICE_SHARDS that of the shards."
+_WHERE_SET = "SLUICE_LEDGER sets the ledger's address, SLUICE_SHARDS the address of the shards."
 """The advice in an error about an invalid address."""
 
 

@@ -149,7 +149,7 @@ class DeltaTable:
         if normal != self.name:
             raise TopologyError(
                 f"DeltaTable: {self.name!r} is another way to write {normal!r}.",
-                next_step=f"Write {normal!r}, so that two outputs cannot be the same table.",
+                next_step=f"Write {normal!r}. Otherwise, two outputs could be the same table.",
             )
         _require_column_name(self, self.key)
         for kind in self.types.values():

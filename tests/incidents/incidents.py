@@ -395,7 +395,7 @@ INCIDENTS = [
     ),
     Incident(
         "The state has grown for a week", "sales", "growth", "StateGrows", state_grows,
-        ran("sluice_retention"), "The state grows without a bound", "It has grown on each of the last 7 days",
+        ran("sluice_retention"), "The state grows without a bound", "The state has grown on each of the last 7 days",
     ),
     Incident(
         "The ledger's database does not answer", "sales", None, "NoMetrics", ledger_silent,

@@ -141,7 +141,7 @@ def _text(data: bytes, at: int) -> tuple[str, int]:
 
 def _flag(data: bytes, at: int) -> tuple[bool, int]:
     if data[at] > 1:
-        raise AvroDataError(f"{data[at]} is no boolean")
+        raise AvroDataError(f"{data[at]} is not a boolean")
     return data[at] == 1, at + 1
 
 

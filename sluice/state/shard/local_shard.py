@@ -317,8 +317,8 @@ class LocalShard(Shard):
                     _SEALED,
                     next_step="Run the pipeline again. A run looks up the workers' placements "
                     "when it starts. If the error comes again, a move was interrupted: repeat "
-                    "it. Or let the worker stay at its server, which sluice workers PIPELINE "
-                    "shows, with a move to that server.",
+                    "the move. Or move the worker back to the server that sluice workers "
+                    "PIPELINE shows.",
                 )
             # The update locks the only row of the table `shard` until the end of the transaction,
             # so writers take turns.

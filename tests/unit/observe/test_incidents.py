@@ -254,7 +254,10 @@ INCIDENTS: dict[Callable[[Stage], None], tuple[FailureKind, str]] = {
     no_slot: ("slot", "UTC, but no driver has started. Look at the DAG in Airflow"),
     another_lease: ("lease", "waits for host far, process 7"),
     registry_away: ("registry", "The schema registry at registry:8081 does not answer"),
-    records_held: ("held", "It holds back 7 records of orders/0. Find the producer and stop it"),
+    records_held: (
+        "held",
+        "The transaction holds back 7 records of orders/0. Find the producer and stop it",
+    ),
     flood: ("rejections", "19,406"),
     unexpected: ("expectations", "amount >= 0 is not true for 5 of 20 records"),
     host_silent: ("host", "no program listens at this port. Start it again on its host"),

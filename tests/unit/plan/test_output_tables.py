@@ -184,7 +184,7 @@ def test_the_plan_shows_tables() -> None:
             "a table's changes need a column for the key",
         ),
         (lambda s: s.to(table(key="weight")), "the field weight is DOUBLE"),
-        (lambda s: s.to(table(key="_row")), "Sluice writes the column _row itself"),
+        (lambda s: s.to(table(key="_row")), "the column name _row is reserved for Sluice"),
         (lambda s: s.to(table(size="integer")), "types= names 'size', but the columns are _topic"),
         (
             lambda s: s.to(table("a; DROP TABLE b")),

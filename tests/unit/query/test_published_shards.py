@@ -116,7 +116,7 @@ def test_a_state_server_does_not_read_it_either(states: States, tmp_path: Path) 
     async def run() -> None:
         shards = ServedShards(states.ledger, f"sqlite:///{tmp_path}/state", "127.0.0.1", 1)
         worker = await shards.worker(states.ref, 0)
-        with pytest.raises(StateError, match="is not the published one"):
+        with pytest.raises(StateError, match="does not have the published state"):
             await worker.execute(Value(0, 0, 1, "a"))
 
     asyncio.run(run())

@@ -308,6 +308,7 @@ def test_a_cast_to_another_type_is_refused(kind: str) -> None:
         f"TRY_CAST(a AS {kind}) IS NULL",
     ):
         with pytest.raises(
-            TopologyError, match=r"is not a type of Spark SQL|not a Spark SQL expression|without a value"
+            TopologyError,
+            match=r"is not a type of Spark SQL|not a Spark SQL expression|without a value",
         ):
             parse(text)
