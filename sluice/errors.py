@@ -237,8 +237,7 @@ class Overdue(EngineError):
 
     title = "The data are too old"
     next_step = (
-        "Look at the DAG in Airflow: it may be paused, its runs may fail or wait, or they take too "
-        "long."
+        "Look at the DAG in Airflow: it may be paused, or its runs may fail, wait or take too long."
     )
 
 

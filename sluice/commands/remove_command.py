@@ -49,7 +49,7 @@ def remove(
                 removal = find_removal(ledger, own, pipeline, keep_dead_letters=keep_dead_letters)
         for line in removal.lines():
             out.print(line, markup=False, soft_wrap=True)
-        last = "Airflow keeps its own history of the DAG: airflow dags delete " + pipeline
+        last = f"Airflow keeps the history of the DAG. To delete it: airflow dags delete {pipeline}"
         if not yes:
             last = f"Nothing was changed. To remove it for good: sluice remove {pipeline} --yes"
         out.print(last, markup=False, soft_wrap=True)

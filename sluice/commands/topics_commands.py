@@ -85,7 +85,7 @@ def accept(
     pipeline: PipelineName,
     restored: Annotated[
         bool,
-        typer.Option("--restored", help="The topics have all of their records again."),
+        typer.Option("--restored", help="Pass this if you have restored all of the records."),
     ] = False,
     may_repeat: Annotated[
         bool,

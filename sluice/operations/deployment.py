@@ -65,8 +65,8 @@ class StoreComparison:
             return
         yield (
             f"{self.name}: of {before:,} entries, {found.same:,} have the same answer, "
-            f"{found.changed:,} another one, {found.missing:,} are gone, and {found.added:,} are "
-            f"new. Now {after:,} entries."
+            f"{found.changed:,} have another answer, and {found.missing:,} are gone; "
+            f"{found.added:,} are new. There are now {after:,} entries."
         )
         for name, (old, new) in self.totals.items():
             if old != new:

@@ -162,7 +162,7 @@ class PostgresTables:
                 raise EngineError(
                     f"The outputs {other.output} ({other.at}) and {target.output} ({target.at}) "
                     f"are one table: {name}.",
-                    next_step="Write to the table once, after a merge.",
+                    next_step="Merge the streams, and write to the table once.",
                 )
         taken = database.execute(
             SQL(

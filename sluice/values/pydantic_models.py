@@ -408,7 +408,7 @@ def _refuse_unstorable(model: Any, where: str) -> None:
     except (PydanticUserError, NameError) as error:
         raise TopologyError(
             f"{where}: {model.__name__} is not complete: {error}.",
-            next_step="Define the classes that it names before it.",
+            next_step="Define the classes that the model names above the model.",
         ) from None
     decorators = model.__pydantic_decorators__
     problem = ""
@@ -429,8 +429,8 @@ def _refuse_unstorable(model: Any, where: str) -> None:
         )
     elif model.model_config.get("json_encoders"):
         problem = (
-            "json_encoders would make SQL see another value than readers. Change the value in a "
-            "validator."
+            "json_encoders would make SQL see another value than the topic's readers. Change the "
+            "value in a validator."
         )
     elif model.model_computed_fields:
         name = next(iter(model.model_computed_fields))
@@ -441,8 +441,8 @@ def _refuse_unstorable(model: Any, where: str) -> None:
     elif decorators.field_serializers or decorators.model_serializers:
         name = next(iter({**decorators.field_serializers, **decorators.model_serializers}))
         problem = (
-            f"{name} is a serializer, so SQL would see another value. Change the value in a "
-            "validator."
+            f"{name} is a serializer, so SQL would see another value than the topic's readers. "
+            "Change the value in a validator."
         )
     if problem:
         sentence, _, next_step = problem.partition(". ")

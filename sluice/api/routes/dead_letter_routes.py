@@ -50,7 +50,8 @@ Partition = Annotated[
 Step = Annotated[
     str,
     Meta(
-        description="Only dead letters of this step; empty: of records that no step has processed.",
+        description="Only dead letters of this step, or, if empty, of records that no step has "
+        "processed.",
         max_length=1_000,
     ),
 ]

@@ -139,8 +139,8 @@ def lost(row: LeaseRow | None, epoch: int) -> LeaseError:
         return LeaseError(
             "The ledger no longer has this driver's lease: "
             "the ledger was emptied, restored or replaced.",
-            next_step="Run the pipeline again: it compares the ledger with the shards and the "
-            "output first.",
+            next_step="Run the pipeline again: the run first compares the ledger with the shards "
+            "and the output.",
         )
     by = f"The lease was taken over by {row}."
     if row.epoch == epoch:

@@ -262,7 +262,7 @@ def test_a_home_that_cannot_be_written_is_told(archive: Path) -> None:
     (archive.parent / "home").write_text("a file in place of the folder")
     said = refusal(archive)
     assert said.startswith(f"{archive.parent / 'home' / FOLDER} cannot be read or written: Not a")
-    assert "choose another SLUICE_HOME" in said
+    assert "or change SLUICE_HOME" in said
 
 
 def test_what_a_killed_installation_has_left_is_removed(archive: Path) -> None:
