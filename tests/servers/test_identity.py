@@ -114,7 +114,9 @@ def test_sluice_serve_registers_and_is_refused_at_another_ones_address(tmp_path:
     process = ServerProcess(second, port=port).start().process
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert f"Another state server has registered the address 127.0.0.1:{port}" in " ".join(output.split())
+    assert f"Another state server has registered the address 127.0.0.1:{port}" in " ".join(
+        output.split()
+    )
     with ServerProcess(first, port=port):
         pass
 
