@@ -296,7 +296,7 @@ class Handle(Generic[V]):
         is_of_topic = value is not None or key is not None or emit != "every" or cycle
         if is_of_topic:
             raise TopologyError(
-                f"{where}: value=, key=, partition=, emit= and cycle= are for topics.",
+                f"{where}: value=, key=, partition=, emit= and cycle= apply only to topics.",
                 next_step="Leave them out, and change the columns with select(...) first.",
             )
         if table.key is None and self._has_rows:

@@ -249,7 +249,7 @@ def test_wrong_streams_of_changes_are_errors() -> None:
     pipeline = Pipeline("wrong")
     with pytest.raises(TopologyError, match=r"debezium\(Shop\): expected a class of changes"):
         debezium(Shop)  # type: ignore[arg-type]
-    with pytest.raises(TopologyError, match="Untyped does not say the type of its rows"):
+    with pytest.raises(TopologyError, match="Untyped does not declare the type of its rows"):
         debezium(Untyped)
     with pytest.raises(TopologyError, match="not kind, old and new"):
         pipeline.stream("shops", value=Shop).apply_changes(store="shops")

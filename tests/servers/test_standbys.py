@@ -575,7 +575,7 @@ def test_standbys_and_workers_have_different_servers(
     with pytest.raises(Refused, match="is the standby"):
         move(states.ledger, Placement("orders", 1, "127.0.0.1", hosts[2].port))
     states.ledger.standbys.add(Placement("orders", 2, "127.0.0.1", hosts[0].port))
-    with pytest.raises(Refused, match="itself"):
+    with pytest.raises(Refused, match="cannot be there, too"):
         states.ledger.standbys.add(Placement("orders", 1, "127.0.0.1", hosts[1].port))
     with pytest.raises(Refused, match="has a standby at"):
         states.ledger.standbys.add(Placement("orders", 1, "127.0.0.1", hosts[0].port))

@@ -189,9 +189,7 @@ def _partitions(
             arguments.append(Headers(pairs))
         number = choose(*arguments)
         if type(number) is not int or not 0 <= number < 1 << 31:
-            raise ValueError(
-                f"partition= must give a partition's number (0 or more), not {number!r}"
-            )
+            raise ValueError(f"partition= must give a number of at least 0, not {number!r}")
         return number
 
     keys: list[Any] = table.column("key").to_pylist()

@@ -177,7 +177,7 @@ def test_the_plan_shows_tables() -> None:
     [
         (
             lambda s: s.to(table(key="amount"), value=str),
-            "value=, key=, partition=, emit= and cycle= are for topics",
+            "value=, key=, partition=, emit= and cycle= apply only to topics",
         ),
         (
             lambda s: s.group_by_key().count(store="n").to(table()),

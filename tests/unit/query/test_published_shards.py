@@ -96,7 +96,7 @@ def test_a_shard_that_is_not_the_published_one_is_not_read(
                 worker.number: worker.reason for worker in page.workers if worker.status != "ok"
             }
             assert unavailable.keys() == wrong
-            assert "checksum of its state rows at batch 1 is" in unavailable[0]
+            assert "checksum of its rows at batch 1 is" in unavailable[0]
             assert "Put the published shard back, or start a run" in unavailable[0]
             with pytest.raises(StateError, match="Worker 0, which owns the key, is unavailable"):
                 await reader.get(page.pin, next(key for key in KEYS if owner(key, 2) == 0))
