@@ -23,8 +23,8 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.ledger_tables import SNAPSHOTS
 
 SLUICE = str(Path(sys.executable).parent / "sluice")
-# Measuring must not take processor time that the programs need: a poll of the ledger costs 1.3 ms,
-# and the memory of a large process several milliseconds, in which the process waits.
+# Measure seldom, so that the programs keep their processor time: a poll of the ledger takes 1.3 ms.
+# Reading the memory of a large process stops the process for several milliseconds.
 _POLL_S = 0.05
 _SAMPLE_S = 0.25
 _MEMORY_EVERY = 4
@@ -37,11 +37,11 @@ class Cost:
     wall_s: float
     """From the start of the process until its records can be queried."""
     cpu_s: float
-    """CPU seconds of the process and its descendants by then, without the broker."""
+    """CPU seconds of the process and its descendants in this time, without the broker."""
     peak_gb: float
-    """Their most memory at one time; a page that several processes share counts once (PSS)."""
+    """The peak of their total memory; a page that several processes share counts once (PSS)."""
     cpu_by_program: Mapping[str, float] = field(default_factory=dict)
-    """The CPU seconds of Spark's JVM, of Python's workers, and of the driver with the other
+    """The CPU seconds of Spark's JVM, of Python's workers, and of the driver with all remaining
     processes."""
 
 
@@ -78,7 +78,8 @@ class Usage:
         with suppress(psutil.Error):
             for process in (self._root, *self._root.children(recursive=True)):
                 with suppress(psutil.Error):
-                    # A process that ends in between has neither a program nor CPU time.
+                    # If a process ends between these two calls, its program and its CPU time are
+                    # both left out.
                     times, program = process.cpu_times(), _program(process)
                     self._cpu_s[process.pid] = times.user + times.system
                     # The launcher's process becomes a JVM, and a JVM starts the daemon of Python's
@@ -148,7 +149,7 @@ def run(
 
 
 def of_command(*command: str, environment: Mapping[str, str]) -> Cost:
-    """Return the cost of a command until it ends."""
+    """Run a command until it ends, and return its cost."""
     begun = time.monotonic()
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -161,7 +162,7 @@ def of_command(*command: str, environment: Mapping[str, str]) -> Cost:
 
 
 def environment(home: Path, pipelines: Path, kafka: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a `sluice` command whose other settings have their defaults."""
+    """Return a `sluice` command's environment, without this process's own SLUICE_ settings."""
     inherited: dict[str, str] = {}
     for name, value in os.environ.items():
         if not name.startswith("SLUICE_"):
@@ -182,7 +183,7 @@ def _program(process: psutil.Process) -> str:
     if process.name() == "java":
         return JVM
     command, parent = process.cmdline(), process.parent()
-    # The driver forks the daemon that forks the workers, so they have the driver's command line.
+    # The driver forks the daemon that forks the workers, so workers have the driver's command line.
     is_forked = parent is not None and parent.cmdline() == command
     is_daemon = any("worker_daemon" in argument for argument in command)
     return WORKERS if is_forked or is_daemon else DRIVER
@@ -190,7 +191,7 @@ def _program(process: psutil.Process) -> str:
 
 @contextmanager
 def stopping(process: subprocess.Popen[Any]) -> Iterator[None]:
-    """Stop a process and its descendants, unless it has ended by the end of the block."""
+    """After the block, stop a process and its descendants, unless the process has ended."""
     try:
         yield
     finally:

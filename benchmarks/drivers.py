@@ -1,4 +1,4 @@
-"""Times what a unit test of a pipeline waits for: `drivers.py [--runs N] [--peer]`.
+"""Times the steps of a pipeline's unit test: `drivers.py [--runs N] [--peer]`.
 
 The first result of a new process includes the import of Sluice and of everything that it needs. A
 further driver processes one record and reads a store. Seconds are medians; CPU seconds depend less
@@ -42,7 +42,7 @@ class Sale(Struct):
 
 
 def first_result() -> None:
-    """Sum the amounts of a shop by a function, in a new driver, and read the sum."""
+    """Sum a shop's amounts with a Python function, in a new driver, and read the sum."""
     from sluice import Pipeline
     from sluice.testing import TopologyTestDriver
 
@@ -82,7 +82,7 @@ def timed(work: Callable[[], None]) -> tuple[float, float]:
 
 
 def in_new_process() -> tuple[float, float]:
-    """Return the seconds of a new process until its first result, and its CPU seconds."""
+    """Return the seconds that a new process takes until its first result, and its CPU seconds."""
     begin = time.perf_counter()
     command = [sys.executable, __file__, "--child"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)

@@ -1,13 +1,13 @@
 """Runs of many small pipelines, cold and with a warm driver: `fleet.py --pipelines 60`.
 
 In each round, some pipelines get records, and one run of each of them starts at once, with `sluice
-run`; as many runs as a pool has places are processed at the same time. The freshness of a pipeline
-is the time from its last record to the end of its run. Airflow is not part of it: `make
-bench-freshness` measures the way through Airflow.
+run`; a pool limits how many of these runs are processed at the same time. The
+freshness of a pipeline is the time from its last record to the end of its run. Airflow is not part
+of it: `make bench-freshness` measures the way through Airflow.
 
 The CPU time is that of all processes, from the start of the driver to its end, as the kernel has
-counted it, without the broker. The memory is the most that all processes had at one time, where a
-page that several processes share counts once.
+counted it, without the broker. The memory is the peak of all processes together; a page that
+several processes share counts once.
 """
 
 from __future__ import annotations
@@ -59,18 +59,18 @@ console = Console(stderr=True)
 
 @dataclass
 class Measured:
-    """What the rounds of one way to run have cost."""
+    """The cost of all rounds, either of cold runs or of runs with a warm driver."""
 
     name: str
     seconds: list[float] = field(default_factory=list)
     """The freshness of each pipeline in each round."""
     run_seconds: list[float] = field(default_factory=list)
-    """The time of each run, without waiting for its place in the pool."""
+    """The time of each run, without its wait for a slot of the pool."""
     elapsed_s: float = 0.0
     cpu_s: float = 0.0
     peak_gb: float = 0.0
     fixed_cpu_s: float = 0.0
-    """The part of the CPU time that a warm driver's start and end have taken."""
+    """The part of the CPU time that starting and ending the warm driver has taken."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def main(
             names = [f"{name}{number}" for number in range(pipelines)]
             fleet = Fleet(Path(folder) / name, kafka, names, records, places)
             fleet.write()
-            # The first run writes an archive of classes, and the ledger.
+            # This first run is not measured: it writes an archive of classes, and the ledger.
             fleet.round(names[:1], Measured(""), warm="off")
             results.append(measure(fleet, name, active, rounds))
     Console().print(table(results))
@@ -213,7 +213,7 @@ def cpu_of_children() -> float:
     """Return the CPU seconds of all descendants that have ended, after waiting for these."""
     own = psutil.Process()
     for child in own.children(recursive=True):
-        # The broker goes on.
+        # The broker keeps running, so do not wait for it.
         if "kafka.Kafka" in " ".join(_command(child)):
             continue
         with suppress(psutil.TimeoutExpired):

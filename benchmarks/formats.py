@@ -2,8 +2,9 @@
 
 With `--rich`, orders also have a map, a list of numbers, and limits of their values.
 Both ways of decoding are timed: to columns, and value by value. The values become the columns that
-later steps read, in this process, without Kafka and Spark. The time is that of the process's CPU,
-without garbage collection, as tasks run; the best of several runs, with the formats in turn.
+later steps read, in this process, without Kafka and Spark. The time is the process's CPU time,
+without garbage collection, which is also off in tasks. It is the best of several runs, which
+alternate between the formats.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from spark_jobs.orders import Order
 
 
 class RichOrder(Order):
-    """An order with parts of more types."""
+    """An order that also has a limited number and text, a list, and a map."""
 
     points: Annotated[int, Meta(ge=0)]
     coupon: Annotated[str, Meta(max_length=20)] | None
@@ -89,7 +90,7 @@ def add_parts(values: list[dict[str, Any]]) -> None:
 
 
 class Format:
-    """The orders in one format, and what reads and writes them."""
+    """The orders in one format, with the functions that read and write them."""
 
     def __init__(self, name: str, serde: Any, values: list[dict[str, Any]]) -> None:
         pipeline = Pipeline("formats")
@@ -143,7 +144,7 @@ class Format:
 
 
 def best(steps: list[Callable[[], None]], runs: int) -> list[float]:
-    """Return the CPU seconds of each step, taken in turn; the best of several runs."""
+    """Run the steps in turn, several times. Return the fewest CPU seconds that each has taken."""
     times = [float("inf")] * len(steps)
     gc.disable()
     for _ in range(runs):

@@ -47,7 +47,8 @@ pipeline = Pipeline("{name}", workers=2)
 sales = pipeline.stream("{name}", value=Sale)
 sales.group_by("shop").aggregate(store="{name}_totals", sales="count(*)")
 """
-# Imports come first, because every parse of a DAG file has them, whatever the file says.
+# Every parse of a DAG file needs these imports, whatever the file contains, so they come before the
+# measured part.
 PARSE = """
 import sys, time
 from pathlib import Path
@@ -62,7 +63,7 @@ PARTITIONS = 4
 
 @dataclass(frozen=True)
 class Looked:
-    """The cost of looking once."""
+    """The cost of one request or one parse."""
 
     name: str
     cpu_s: float
@@ -74,7 +75,7 @@ def fill(database: str, names: list[str], batches: int) -> Ledger:
     begun = datetime.now(UTC) - timedelta(hours=1)
     for name in names:
         states = States(database, pipeline=name, ledger_at=f"{database}/ledger.sqlite")
-        # The topics are empty.
+        # No records are unread, because the topics are empty, too.
         positions = {name: dict.fromkeys(map(str, range(PARTITIONS)), 0)}
         states.publish({"a": "[1]"}, positions=positions, published_at=begun)
         for batch in range(1, batches):
@@ -89,7 +90,7 @@ def fill(database: str, names: list[str], batches: int) -> Ledger:
 
 
 def look(name: str, ledger: Ledger, ask: Callable[[], Any]) -> Looked:
-    """Measure a request after an earlier one, which has opened connections."""
+    """Measure the second of two requests, because the first one opens connections."""
     ask()
     statements = 0
 
@@ -123,7 +124,8 @@ def parse(name: str, folder: Path, home: Path) -> Looked:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     all_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     _, own_s = done.stdout.split()[-2:]
-    # The first parse imports the pipelines' files in other processes.
+    # The remaining CPU time is that of the imports, and of the processes in which the first parse
+    # imports the pipelines' files.
     others_s = all_s - float(own_s)
     return Looked(f"{name} (and imports, other processes: {others_s:.1f} s)", float(own_s))
 

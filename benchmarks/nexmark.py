@@ -1,9 +1,9 @@
 """Times Nexmark's queries with a real broker: `nexmark.py [--events N] [--query q5] [--peer PATH]`.
 
 A run is timed from the start of `sluice run`, with empty state, until the ledger has a snapshot
-with every event of the topics that the query reads. Seconds include the start of Spark; with it, a
-run of few events takes as long. `tests/acceptance/nexmark` has the queries and compares their
-results with plain Python.
+with every event of the topics that the query reads. The seconds include the start of Spark, which
+takes most of the time of a run with few events. `tests/acceptance/nexmark` has the queries and
+compares their results with plain Python.
 
 With `--peer`, the same query in Flink SQL follows on the same topics, from the start of its process
 until its last transaction is committed. The folder PATH has a virtual environment `venv` with

@@ -108,8 +108,8 @@ QUERIES = {
         "split_index(url, '/', 5) FROM bids",
     ),
 }
-"""Query → the columns of its results, and its SQL. A primary key makes the results changes of a
-table."""
+"""Query → the columns of its results, and its SQL. Results with a primary key are written as
+changes of a table."""
 
 
 def main() -> None:
@@ -151,7 +151,8 @@ def settings(connector: str, state: str) -> dict[str, str]:
         "table.exec.mini-batch.enabled": "true",
         "table.exec.mini-batch.allow-latency": "1s",
         "table.exec.mini-batch.size": "50000",
-        # Each row of a result comes in order, so Flink need not keep the rows to put them in order.
+        # The changes of each result row arrive in order, so Flink need not store the rows to sort
+        # the changes.
         "table.exec.sink.upsert-materialize": "NONE",
     }
 

@@ -99,8 +99,8 @@ KINDS = {
     "tables": f'{_TABLES}).to("joined")',
     "foreign": f'{_TABLES}, on="concat(\'key-\', number % 25000)").to("joined")',
 }
-"""Kind of operator → the last lines of its pipeline. The kinds have the names of the Kafka Streams
-program."""
+"""Kind of operator → the last lines of its pipeline. The names of the kinds are those of the Kafka
+Streams program."""
 
 console = Console(stderr=True)
 
@@ -174,8 +174,8 @@ def _add_rows(table: Table, kind: str, costs: Mapping[str, Cost]) -> None:
 def _sluice(
     kind: str, run: str, home: Path, kafka: EmbeddedKafka, records: int, command: str
 ) -> Cost:
-    # Each run has a pipeline of its own, because the markers of an earlier run say that its batches
-    # are written.
+    # Each run has a pipeline of its own: with the markers of an earlier run, Sluice would take the
+    # run's batches for batches that are already written.
     name, folder = f"bench_{kind}_{run}", home / run
     pipelines = folder / "pipelines"
     shutil.rmtree(folder, ignore_errors=True)

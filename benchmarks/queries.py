@@ -105,7 +105,7 @@ def median_of(name: str, rounds: Rounds) -> Result:
 
 
 def ratio(rounds: Rounds, ours: str) -> float | None:
-    """Return the median over the rounds of a pair's ratio of requests per second.
+    """Return a pair's ratio of requests per second: the median of all rounds.
 
     Return None if the other side of the pair was not measured.
     """
@@ -184,7 +184,7 @@ def _print_figures(rounds: Rounds, connections: int) -> None:
 
 
 def look_up(home: Path, keys: int, connections: int, seconds: int) -> float:
-    """Return the ratio of the median latency of look-ups among many keys to that among few.
+    """Return the median latency of look-ups among many keys, divided by that among few keys.
 
     Both are measured alternately.
     """
@@ -199,7 +199,7 @@ def look_up(home: Path, keys: int, connections: int, seconds: int) -> float:
             for case in cases:
                 with console.status(case.name):
                     result = measure(home, case, connections, seconds)
-                # The first round warms up.
+                # The first round only warms up, so leave it out.
                 if number:
                     latencies.setdefault(case.name, []).append(result.p50_ms)
     few, many = [statistics.median(latencies[case.name]) for case in cases]

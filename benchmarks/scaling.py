@@ -60,11 +60,11 @@ FEW = 1_000
 """The number of records of a small run."""
 FITTED_RECORDS = 200_000
 MODEL = "model"
-"""The name of the comparison with the model, besides the series."""
+"""The argument that selects the comparison with the model; all other arguments select series."""
 
 console = Console(stderr=True)
 Records = Iterable[tuple[str, bytes]]
-"""Keys and values."""
+"""The key and the value of each record."""
 
 
 @dataclass
@@ -87,7 +87,7 @@ class Case:
     pipeline: str
     pipelines: Path
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Further settings."""
+    """Settings besides those of `cost.environment`."""
     options: Sequence[str] = ()
     """Options of `sluice run`."""
     sent: int = 0
@@ -163,7 +163,7 @@ def of_pipeline(name: str, text: str, records: Records) -> Measured:
 def of_shape(shape: Shape) -> tuple[Shape, Cost]:
     """Run a pipeline in which each record adds a key and is written to a topic.
 
-    Returns the run's shape, with the actual batches, and its cost.
+    Returns the shape, with the number of batches that the run really had, and its cost.
     """
     text = of_fields(["n: int"], [*TOTALS, 'values.to("scaling_copies")'], shape.workers)
     variables = {"SLUICE_MAX_RECORDS": str(-(-shape.records // shape.batches))}
@@ -208,7 +208,7 @@ def number_of_keys() -> Iterator[Measured]:
 
 
 def kinds_of_shards() -> Iterator[Measured]:
-    """Measure half a million new keys, with SQLite and with PostgreSQL (without its CPU time)."""
+    """Measure half a million new keys in SQLite, and in PostgreSQL without its own CPU time."""
     keys = 500_000
     text = of_fields(["n: int"], TOTALS)
     with (
@@ -387,15 +387,15 @@ FITTED = (
     Shape(FITTED_RECORDS, 10, 64, 2),
     Shape(FITTED_RECORDS, 10, 4, 32),
 )
-"""Each of these runs differs from another in one part, so that five runs tell the five parts
-apart."""
+"""Each run differs from another in a single part, so the five runs suffice to compute the cost of
+the five parts."""
 PREDICTED = (Shape(4 * FITTED_RECORDS, 4, 16, 8), Shape(4 * FITTED_RECORDS, 2, 64, 32))
 
 
 def compare_with_model() -> Iterator[Table]:
     """Fit the model to small runs.
 
-    Yields a table of the model's parts, then one of its predictions beside other runs.
+    Yields a table of the model's parts, then a table that compares its predictions with other runs.
     """
     runs = [of_shape(shape) for shape in FITTED]
     measured: list[tuple[Shape, Mapping[str, float]]] = []

@@ -22,7 +22,7 @@ PROGRAMS = (JVM, WORKERS, DRIVER)
 
 @dataclass(frozen=True)
 class Shape:
-    """What a run processes."""
+    """The numbers that determine how much CPU time a run takes."""
 
     records: int
     batches: int
@@ -77,7 +77,7 @@ class Model:
         return dict(zip(PROGRAMS, seconds.tolist(), strict=True))
 
     def shortest_s(self, shape: Shape, cores: int) -> float:
-        """Return a lower bound of the seconds after the start, if all programs share so many cores.
+        """Return a lower bound of the seconds after the start, with `cores` cores for all programs.
 
         The driver is one process, so more cores do not make it faster.
         """

@@ -1,4 +1,4 @@
-"""A DAG that runs once for each minute of visits that is complete."""
+"""A DAG that runs once for each minute, as soon as the minute's visits are complete."""
 
 # Airflow only reads files with the words airflow and dag in them.
 from typing import Any

@@ -20,8 +20,8 @@ _MODULES = {
     "Stores": "sluice.api.routes.custom_routes",
     "read_store": "sluice.query.read_without_server",
 }
-"""Name that is not in `sluice.public_names`, because its module imports HTTP clients or a database
-→ its module."""
+"""Name → its module. These names are not in `sluice.public_names`, because their modules import
+HTTP clients or a database."""
 
 
 def __getattr__(name: str) -> Any:

@@ -28,10 +28,9 @@ SPARK = "spark_default"
 REGISTRY = "schema_registry_default"
 _CALLBACKS = ("error_cb", "throttle_cb", "stats_cb", "log_cb", "on_commit")
 _SECTION, _ALLOWLIST = "apache_kafka", "callback_allowlist"
-"""The setting of Airflow with the functions that connections may name."""
+"""Airflow's setting that lists the functions which a connection may name."""
 _LIBPQ = ("ssl", "options", "target_session_attrs", "keepalives", "channel_binding", "gssencmode")
-"""A Postgres connection's extras whose names begin with one of these texts are parameters of
-libpq."""
+"""The prefixes of a Postgres connection's extras that are parameters of libpq."""
 
 
 class KafkaConfigHook(KafkaBaseHook):
@@ -84,7 +83,7 @@ def kafka_config(connection: str = KAFKA) -> dict[str, str]:
         )
     texts = {name: _text(value) for name, value in config.items()}
     if uses_msk_iam(texts):
-        # Otherwise, each client would fail on its own.
+        # Fail here if the provider is missing; otherwise, each client would fail by itself.
         provider()
     return texts
 
@@ -106,10 +105,10 @@ def _require_allowed(connection: str, config: Mapping[str, Any]) -> None:
 
 
 def _with_function_named(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration with the name of the function for tokens in place of the function.
+    """Return the configuration with the token function's name in place of the function.
 
-    Airflow has imported the function by its name, which its administrator allows, or has added
-    a function of its own. The functions that Sluice has itself need no name.
+    Airflow has imported a function that its administrator allows, or has added a function of its
+    own. If Sluice has its own function for these settings, leave the name out.
     """
     others = {name: value for name, value in config.items() if name != FUNCTION}
     function = config[FUNCTION]
@@ -124,7 +123,7 @@ def _with_function_named(config: Mapping[str, Any]) -> dict[str, Any]:
 def kafka_or_settings(connection: str = "") -> dict[str, str]:
     """Return the settings of a Kafka connection of Airflow, or else those in the environment.
 
-    Without a name, these are the connection `kafka_default` and SLUICE_KAFKA. Raises SettingsError
+    Without a name, read the connection `kafka_default`, or else SLUICE_KAFKA. Raises SettingsError
     if there is a connection, but it cannot be used.
     """
     try:

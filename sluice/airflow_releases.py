@@ -43,7 +43,8 @@ else:
 if TYPE_CHECKING or RELEASE >= (3, 3):
     from airflow.sdk import RetryDecision, RetryPolicy
 else:
-    # The arguments of the task decide when Airflow repeats it: see `orchestration.retries`.
+    # Without policies, the task's arguments decide when Airflow repeats it: see
+    # `orchestration.retries`.
     RetryDecision, RetryPolicy = None, object
 
 HAS_RETRY_POLICIES = RELEASE >= (3, 3)
@@ -56,7 +57,7 @@ _RUN_TYPES = ["scheduled", "manual", "asset_triggered", "asset_materialization"]
 if RELEASE >= (3, 3):
     _RUN_TYPES.append("operator_triggered")
 NO_BACKFILLS: dict[str, Any] = {}
-"""The arguments of a DAG for which Airflow refuses backfills. Airflow 3.1 cannot."""
+"""The arguments with which a DAG refuses backfills; empty for Airflow 3.1, in which no DAG can."""
 if RELEASE >= (3, 2):
     NO_BACKFILLS["allowed_run_types"] = _RUN_TYPES
 

@@ -201,8 +201,8 @@ class Health(StrEnum):
     HELD = "held"
     """An open transaction of a producer has held back records for more than a minute."""
     WAITING = "waiting"
-    """The pipeline waits for others, and goes on by itself: for brokers or topics, a slot in
-    Airflow, or a lease."""
+    """The pipeline is waiting for brokers, topics, a slot in Airflow or a lease, and continues by
+    itself."""
     FAILED = "failed"
     """The last run failed."""
     BROKEN = "broken"
@@ -259,7 +259,7 @@ class Failure(msgspec.Struct, frozen=True):
     run: str
     """The run in Airflow; an empty text for a run that was started by hand."""
     at: datetime
-    """Since when something is wrong. Attempts that fail one after the other are one failure."""
+    """When the failure began. Consecutive failed attempts count as one failure."""
     age_seconds: float
     title: str
     detail: str
@@ -267,8 +267,7 @@ class Failure(msgspec.Struct, frozen=True):
     seen_at: datetime
     """When the failure was last seen. For a failed run: when its newest attempt failed."""
     outlook: str
-    """Whether and when a failed run is repeated without anybody's help; an empty text for other
-    failures."""
+    """Whether and when a failed run is repeated automatically; an empty text for other failures."""
     repeats_at: datetime | None
     """When the next attempt or run starts by itself; None if that is unknown."""
     remedy: Literal["", "change"] = ""
@@ -288,7 +287,7 @@ class Resumed(msgspec.Struct, frozen=True):
     """What a request to resume a pipeline has done."""
 
     was_paused: bool
-    """Whether the pipeline was paused until then."""
+    """Whether the pipeline was paused before the request."""
 
 
 class PipelineStatus(msgspec.Struct, frozen=True):
@@ -298,8 +297,8 @@ class PipelineStatus(msgspec.Struct, frozen=True):
     status: Health
     failures: list[Failure]
     generation: int | None
-    """The number of the current generation. None before the first run, when topics and stores are
-    empty, too."""
+    """The number of the current generation. None before the first run; there are no topics and
+    stores then."""
     topics: tuple[str, ...]
     """The topics that the pipeline reads. Patterns of topics begin with `^`, and come before the
     topics that they match."""
@@ -357,8 +356,8 @@ class PipelineHealth(StrEnum):
     FAILED = "failed"
     """The last run failed."""
     WAITING = "waiting"
-    """The pipeline waits for others, and goes on by itself: for brokers or topics, a slot in
-    Airflow, or a lease."""
+    """The pipeline is waiting for brokers, topics, a slot in Airflow or a lease, and continues by
+    itself."""
     RUNNING = "running"
     HELD = "held"
     """An open transaction of a producer has held back records for more than a minute."""
@@ -401,7 +400,7 @@ class Run(msgspec.Struct, frozen=True):
     action: str
     """The action of the run: `run`, `replay`, `promote`, `drop`, `roll_back` or `change`."""
     queued_at: datetime | None = None
-    """When the run was asked for."""
+    """When the run was requested."""
     attempts: list[Attempt] = []
     """The attempts of the run's task, oldest first; empty in the overview."""
     started_by: str = ""
@@ -427,10 +426,10 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     pipeline: str
     health: PipelineHealth
     paused: bool
-    """Whether the pipeline's DAG is paused in Airflow, so that no run starts."""
+    """Whether the pipeline's DAG is paused in Airflow. If it is, no run starts."""
     pause: Pause | None
-    """Why the pipeline does not run, also when Airflow starts it; None unless somebody has
-    paused it in Sluice."""
+    """Why the pipeline is paused in Sluice; None unless somebody has paused it. A paused pipeline
+    processes nothing, even if Airflow starts a run."""
     failures: list[Failure]
     unread: int | None
     """Unread records of all partitions; None if Kafka does not answer, or if a topic is missing."""
@@ -466,15 +465,15 @@ class OverviewSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     pipelines: int
     matching: int
-    """How many of them the request chooses."""
+    """The number of pipelines that match the request."""
     failing: int
-    """How many of them have something wrong with them, whatever their health."""
+    """The number of pipelines with failures, whatever their health."""
     health: dict[str, int]
     owners: dict[str, int]
     """Owner of the DAG → number of pipelines; an empty text for pipelines without an owner."""
     tags: dict[str, int]
     first: list[Overview]
-    """The worst of the pipelines that the request chooses."""
+    """The worst of the pipelines that match the request."""
 
 
 class BatchHistory(msgspec.Struct, frozen=True, kw_only=True):
@@ -487,7 +486,7 @@ class BatchHistory(msgspec.Struct, frozen=True, kw_only=True):
     the batch."""
     phases: dict[str, float]
     """Phase → seconds: `start` (planning by Spark), `state` (processing records and writing
-    shards), `audit` (balancing the counts), `output` (writing tables and topics)."""
+    shards), `audit` (checking that the counts balance), `output` (writing tables and topics)."""
     records: int
     records_per_second: float | None
     applied: int
@@ -499,7 +498,7 @@ class BatchHistory(msgspec.Struct, frozen=True, kw_only=True):
     failed: dict[str, int]
     """Step → number of records for which the step failed."""
     passed_over: dict[str, int] = {}
-    """`WHAT/STEP` → number of records that a step did not use for another reason, such as
+    """`REASON/STEP` → number of records that a step did not use for any other reason, such as
     `null_key`, `duplicate` or `missing`."""
     dead_letters: dict[str, int]
     """Reason → number of dead letters."""
@@ -519,14 +518,14 @@ class BatchHistory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HistoryColumn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The batches published, and the runs that ended, in one of the equal parts of a time."""
+    """One column of the history: the batches and runs that ended in one part of the period."""
 
     column: int
     """The number of the part, from 0."""
     batches: int
     records: int
     most_records: int
-    """The records of the largest batch: so many were unread when it began."""
+    """The number of records of the largest batch. All of them were unread when the batch began."""
     rows: int
     """The number of state rows written."""
     seconds: float | None = None
@@ -534,7 +533,7 @@ class HistoryColumn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     phases: dict[str, float] = {}
     """Phase → its mean seconds in these batches."""
     freshness_seconds: float | None = None
-    """How old the newest event was, at most, when one of these batches was published."""
+    """The largest age of the newest event, at the times when these batches were published."""
     read: dict[str, int] = {}
     written: dict[str, int] = {}
     late: dict[str, int] = {}
@@ -546,20 +545,20 @@ class HistoryColumn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     cpu_seconds: float = 0.0
     """The CPU time of these runs. That of a killed driver is unknown, and counts as 0."""
     memory_bytes: int | None = None
-    """The most memory of one of these runs; None if it is unknown."""
+    """The largest peak memory of a run; None if it is unknown."""
     state_bytes: int | None = None
     """The size of all shards after the last of these runs; None if it is unknown."""
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that happened to a pipeline at one time, to be marked in charts."""
+    """An event at one time in the history of a pipeline, to be marked in charts."""
 
     at: datetime
     text: str
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
-    """The batches of a time, in equal parts of this time."""
+    """The batches of a period, divided into equal parts of the period."""
 
     since: datetime
     until: datetime
@@ -598,13 +597,13 @@ class FinishedRun(msgspec.Struct, frozen=True, kw_only=True):
     cpu_seconds: float | None
     """The CPU time of all processes on the driver's host; None if the driver was killed."""
     memory_bytes: int | None
-    """The most memory of these processes; None if the driver was killed."""
+    """The peak memory of these processes; None if the driver was killed."""
     state_bytes: int | None
     """The size of all shards at the end; None if the size of one is unknown."""
 
 
 class DailyCost(msgspec.Struct, frozen=True, kw_only=True):
-    """What the runs of a pipeline that ended on one day cost on their driver's host."""
+    """The cost of a pipeline's runs that ended on one day, on the hosts of their drivers."""
 
     pipeline: str
     owner: str
@@ -615,7 +614,7 @@ class DailyCost(msgspec.Struct, frozen=True, kw_only=True):
     failed_runs: int
     cpu_seconds: float
     gigabyte_seconds: float
-    """The most memory of each run times its duration."""
+    """The sum of each run's peak memory times its duration."""
 
 
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
@@ -625,8 +624,8 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     by: str
     """The user, as Airflow or the operating system knows them; empty if nobody knows who."""
     action: str
-    """Such as `run`, `pause`, `replay` or `re-drive`; `change` for another topology or version,
-    which a run has found, and for notes such as that the state was restored."""
+    """Such as `run`, `pause`, `replay` or `re-drive`; `change` if a run has found another topology
+    or version, and for notes such as that the state was restored."""
     detail: str
     log: str
     """Path in Airflow of the run that the action has started; an empty text without one."""
@@ -687,11 +686,11 @@ class DeadLetterGroup(msgspec.Struct, frozen=True, kw_only=True):
     """An empty text for records that no step has processed."""
     count: int
     redriven: int
-    """How many of them were re-driven."""
+    """How many of these dead letters were re-driven."""
     failed_again: int
     """How many of the re-driven records have become dead letters again."""
     example: DeadLetter
-    """The newest of them."""
+    """The newest of these dead letters."""
 
 
 class DeadLetters(msgspec.Struct, frozen=True):

@@ -42,7 +42,8 @@ _ACTIONS = (REBUILD, REPLAY, PROMOTE, DROP, ROLL_BACK, EXPLAIN, CHECK)
 def reads_records(options: Collection[str]) -> bool:
     """Return whether the program reads records with these options.
 
-    A pipeline that is paused must not do so: those who start the program check it before.
+    Programs that start a driver call this function: if it returns True, the pipeline must not be
+    paused.
     """
     return THEN_RUN in options or not {*options} & {*_ACTIONS}
 
@@ -53,7 +54,7 @@ def main(arguments: list[str], jvm: Jvm = StartedJvm()) -> int:  # noqa: B008 (h
     # Starting the JVM has imported `sluice.spark_submit`, so this import takes no time.
     from sluice.spark_submit import ARCHIVING, WRITES_ARCHIVE
 
-    # The JVM writes the archive after this program has ended, and says nothing.
+    # The JVM writes the archive after this program has ended, and prints nothing about it.
     if os.environ.get(WRITES_ARCHIVE):
         print(ARCHIVING, flush=True)
     return status
@@ -229,7 +230,7 @@ def rebuild(
     actions[action]()
     if action == REBUILD and from_topics:
         # A topic that was created again has records that no generation has read. A rebuild writes
-        # no output, so a run reads them.
+        # no output, so a run has to read these records.
         run(configuration, spark, name)
 
 

@@ -14,8 +14,8 @@ class SluiceError(Exception):
     title: ClassVar[str] = "Sluice error"
     next_step: str = ""
     is_lasting: ClassVar[bool] = False
-    """Whether the same run would fail again, so that repeating it is useless until somebody changes
-    something."""
+    """Whether the same run would fail again. If so, repeating the run is useless until somebody
+    changes something."""
     extensions: Mapping[str, Any] = MappingProxyType({})
     """Additional members of the problem document (RFC 9457) in which the REST API reports the
     error."""
@@ -93,7 +93,7 @@ class ExpectationBroken(RecordsRejected):
 
 
 class InputAway(EngineError):
-    """A pipeline waits for its brokers or topics. It goes on by itself once they are available."""
+    """A pipeline waits for brokers or topics. It continues by itself once they are available."""
 
     status = 503
     title = "The input is away"
@@ -176,7 +176,7 @@ class RetentionFailed(EngineError):
 
 
 class OverBudget(EngineError):
-    """The runs of a day have cost more than a budget in a file `sluice.toml`. They go on."""
+    """The runs of a day have cost more than a budget in a file `sluice.toml`. No run is stopped."""
 
     title = "More than the budget"
     next_step = "See Costs on the page. Let runs start less often, or raise budget in sluice.toml."
@@ -205,7 +205,7 @@ class AccessDenied(BrokersUnreachable):
 
 
 class RegistryAway(EngineError):
-    """The schema registry does not answer, or refuses to.
+    """The schema registry does not answer, or refuses the request.
 
     No record is rejected because of that: the run waits, and reads the same records again. If the
     registry stays away for minutes, the run fails, and is repeated.
@@ -220,7 +220,7 @@ class RegistryAway(EngineError):
 
     @classmethod
     def of(cls, address: str, reason: str) -> Self:
-        """Return the error for a registry at an address without credentials."""
+        """Return the error for a registry. The address must not contain credentials."""
         return cls(f"The schema registry at {address} does not answer: {sentence(reason)}")
 
 
@@ -233,7 +233,7 @@ class BufferFull(EngineError):
 
 
 class Overdue(EngineError):
-    """A run has missed the pipeline's deadline: the newest snapshot is older than that."""
+    """The newest snapshot of a pipeline is older than the pipeline's deadline allows."""
 
     title = "The data are too old"
     next_step = (
@@ -422,7 +422,7 @@ class Busy(QueryError):
 
 
 class Refused(SluiceError):
-    """A request or command is not allowed, or would overwrite what another one has changed."""
+    """A request or command is not allowed, or would overwrite what another command has changed."""
 
     status = 403
     title = "Refused"

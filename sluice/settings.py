@@ -49,7 +49,7 @@ from sluice.support import masking
 _TOKEN_LENGTH = 16
 _MOST_DIGITS = 12
 LEAST_MEMORY_MB, MEMORY_MB = 1_200, 1_500
-"""The least memory that a run may be given, and the memory that it is given by default."""
+"""The least memory that a run may get, and the default."""
 OFF, USE_WARM, START_WARM = "off", "use", "start"
 """The values of SLUICE_WARM: use no warm driver, use one if it runs, or start one if none does."""
 _CONNECTION = "SLUICE_CONNECTION_"
@@ -99,7 +99,7 @@ class Settings:
     look up records."""
 
     kafka_connections: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
-    """Environment variable → the librdkafka settings of a cluster of single pipelines."""
+    """Environment variable → the librdkafka settings of a cluster that some pipelines use."""
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Settings:

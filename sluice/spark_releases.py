@@ -24,8 +24,8 @@ if RELEASE < (4, 1):
     MEMORY_STREAM = f"{_STREAMING}.MemoryStream"
 
 _IN_UTC: dict[str, Any] = {"timezone": "UTC"} if RELEASE >= (4, 2) else {}
-"""The argument with which PySpark makes Arrow's timestamps in UTC. Before Spark 4.2, it always
-does."""
+"""The argument with which PySpark makes Arrow's timestamps in UTC. Before Spark 4.2, PySpark always
+does so."""
 _BITS = 0xFFFFFFFF
 
 
@@ -44,7 +44,8 @@ def by_worker(frame: DataFrame, workers: int) -> DataFrame:
 
     The partitions are 0 to `workers` - 1.
     """
-    # Spark 4.0 can only hash a column, so each worker gets a number whose hash is the worker's.
+    # Spark 4.0 can only partition by the hash of a column. So each worker gets a number whose hash
+    # falls into the worker's partition.
     if not hasattr(frame, "repartitionById"):
         numbers = F.array(*(F.lit(number) for number in numbers_of_workers(workers)))
         return frame.repartition(workers, F.get(numbers, F.col("worker")))

@@ -9,8 +9,9 @@ archive of loaded classes, which the first run writes to the folder `SLUICE_JARS
 (`provision/class_archive.py`), and uses only its fast compiler (C1). Python's tasks read and
 process the records, so the optimizing compiler would take longer than it saves.
 
-To a cluster, each run sends this package, so that executors run the driver's code, and Delta Lake's
-jars if the pipeline has Delta tables. The driver itself sends the pipeline's file.
+On a cluster, each run sends this package to the executors, which therefore run the driver's version
+of Sluice. If the pipeline has Delta tables, the run also sends Delta Lake's jars. The driver itself
+sends the pipeline's file.
 """
 
 from __future__ import annotations
@@ -70,9 +71,9 @@ QUICK_JVM = (
 A run over 10,000 orders takes 13 CPU seconds instead of 23, and 8 with the archive of classes. A
 small young generation uses the same memory again instead of new pages. The heap is small at the
 start, too: by default, it is a 64th of the host's memory, and the JVM fills it with garbage before
-it collects any. A JVM whose heap is full ends: a thread that has got the error may be one for which
-the driver would wait for ever. Netty would start Java's Flight Recorder, which nobody reads, with
-its first buffer."""
+it collects any. A JVM whose heap is full ends at once. Otherwise, only one thread would end, and
+the driver might wait for this thread for ever. Netty would start Java's Flight Recorder, which
+nobody reads, with its first buffer."""
 QUIET_JVM = (*QUICK_JVM, _LOGGING)
 """Options for a short-lived JVM that starts quickly and logs only warnings."""
 _SHUFFLE_CONF = {"spark.shuffle.compress": "false"}
@@ -98,15 +99,15 @@ DELTA_CONF = {
 CODE = "sluice.zip"
 """The archive of this package on executors."""
 FINISHED = "SLUICE_FINISHED"
-"""The environment variable with the path of the file that a driver makes after it has done
+"""The environment variable with the path of a file that the driver makes when it has done
 everything."""
 UNFINISHED = (
     "The driver ended with status 0 before the run was complete. "
     "Look for code that ends the process."
 )
 CONNECTION = "_PYSPARK_DRIVER_CONN_INFO_PATH"
-"""The environment variable with the path of the file in which a JVM that a driver starts writes how
-to connect."""
+"""The environment variable with the path of a file in which the JVM writes how to connect, if a
+driver starts the JVM."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 WRITES_ARCHIVE = "SLUICE_WRITES_ARCHIVE"
 """The environment variable that is set if the driver's JVM writes the archive when it exits."""
@@ -139,11 +140,11 @@ class Submission:
     is_first: bool = False
     """Whether the run also writes the archive of Java classes."""
     finished: Path | None = None
-    """The file that a driver makes after it has done everything; None if the command is not a
+    """The file that a driver makes when it has done everything; None if the command is not a
     driver."""
     connection: Path | None = None
-    """The file in which a JVM that the driver starts writes how to connect; None if the command is
-    not a driver."""
+    """The file in which the driver's JVM writes how to connect, if the driver starts it; None if
+    the command is not a driver."""
 
     @property
     def is_finished(self) -> bool:
@@ -250,7 +251,7 @@ class Interrupted(BaseException):
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], None]]:
-    """Raise Interrupted for signals to end, once the block has called the yielded function.
+    """Once the block has called the yielded function, raise Interrupted for a signal to end.
 
     The terminal sends SIGINT to the command, too. The command ignores it, because PySpark would
     print a traceback.
@@ -301,8 +302,8 @@ def submission(
     """Yield the spark-submit command of a run; the block must last until the command has ended.
 
     `delta` says whether the pipeline writes Delta tables, for which Spark needs more jars and
-    settings. `runs_at_once` is the most runs that share the JVM. If there are several, the master
-    is local, and gets as many threads for each of them as it names.
+    settings. `runs_at_once` is the most runs that share the JVM. If it is more than one, the master
+    must be local; its number of threads is then that of each run.
 
     Raise SettingsError if Delta Lake's jars are missing, or if the settings ask for the deploy
     mode cluster.
@@ -338,7 +339,7 @@ def submission(
         if is_local(master):
             conf |= _LOCAL_CONF
         if runs_at_once > 1:
-            # A run whose tasks hang must not keep those of the others from running.
+            # Tasks of one run that hang must not keep the tasks of other runs from running.
             threads = local_threads(master)
             conf["spark.default.parallelism"] = str(threads)
             master = f"local[{threads * runs_at_once}]"
@@ -406,7 +407,7 @@ def package_archive(folder: Path) -> Path:
 
 
 def _archives(settings: Settings, master: str) -> str:
-    """Return the archives that Spark unpacks on a cluster's executors, with the user's own ones.
+    """Return the archives that Spark unpacks on a cluster's executors, including the user's own.
 
     Return an empty text if the pipeline has no libraries.
     """

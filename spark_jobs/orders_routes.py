@@ -25,7 +25,7 @@ class UnknownOrderType(QueryError):
 
 
 class OrderCount(Struct, frozen=True, rename="camel"):
-    """Number of orders of a location, with the order type if there are both, and the window."""
+    """Number of orders of a location. Some routes add the order type, or the window."""
 
     location_id: str
     order_count: Raw
@@ -111,7 +111,7 @@ async def count_type(
     location_id: str | None = None,
     query_other_hosts: OtherHosts = True,
 ) -> list[OrderCount] | OrderCount:
-    """Return the number of orders of one type per location, or of one location."""
+    """Return the number of orders of one type, for each location or for a single location."""
     if location_id is not None:
         return await _one(stores, order_type, "count", location_id, _count)
     return await _list(stores, [order_type], "count", _count, here=not query_other_hosts)
@@ -130,7 +130,7 @@ async def revenue_type(
     location_id: str | None = None,
     query_other_hosts: OtherHosts = True,
 ) -> list[OrderRevenue] | OrderRevenue:
-    """Return the number and revenue of orders of one type per location, or of one location."""
+    """Return the number and revenue of orders of one type, for each location or for one."""
     if location_id is not None:
         return await _one(stores, order_type, "revenue", location_id, _revenue)
     return await _list(stores, [order_type], "revenue", _revenue, here=not query_other_hosts)

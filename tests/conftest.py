@@ -176,6 +176,14 @@ def pytest_runtest_makereport(
     return report
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _ledgers_closed() -> Iterator[None]:
+    """Close the ledgers of a file's `States`: psycopg warns of connections that nobody has closed."""
+    yield
+    if states := sys.modules.get("tests.support.states"):
+        states.close_ledgers()
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """The Spark session of all engine tests and of every TopologyTestDriver in this process, on loopback only."""

@@ -32,10 +32,10 @@ log = structlog.get_logger(__name__)
 def explained(
     failures: Iterable[Failure], pipeline: str, dag: DagState, now: datetime | None = None
 ) -> list[Failure]:
-    """Return the failures of a pipeline with what Airflow's database knows about them.
+    """Return a pipeline's failures, with the causes that Airflow's database knows.
 
     Add a failure if the pipeline's task waits for a slot, or if its run was marked as failed, and
-    `failures` does not say so yet.
+    `failures` has no such failure yet.
     """
     with_causes: list[Failure] = []
     for failure in failures:
@@ -59,7 +59,7 @@ def explained(
 
 
 def _slot(failure: Failure, dag: DagState) -> Failure:
-    """Return the failure, with the reason why Airflow does not start the run."""
+    """Add the reason why Airflow does not start the run."""
     general = not_started(failure.pipeline, failure.at)
     detail, next_step = general.detail, general.next_step
     if dag.waits is not None:
@@ -73,7 +73,7 @@ def _slot(failure: Failure, dag: DagState) -> Failure:
 
 
 def _overdue(failure: Failure, dag: DagState) -> Failure:
-    """Return the failure, with the next step that gets the records read."""
+    """Add the next step that gets the records read."""
     next_step = Overdue.next_step
     if dag.paused:
         next_step = (
@@ -85,7 +85,7 @@ def _overdue(failure: Failure, dag: DagState) -> Failure:
 
 
 def _run(failure: Failure, dag: DagState) -> Failure:
-    """Return the failure, with whether Airflow repeats the run.
+    """Add whether Airflow will repeat the run.
 
     The run's own process notes this, too. A process that was killed cannot do so.
     """
@@ -96,7 +96,8 @@ def _run(failure: Failure, dag: DagState) -> Failure:
         return failure
     changed = msgspec.structs.replace(failure, attempts_left=dag.attempts_left)
     # If a task has attempts left, and a repetition could succeed, Airflow repeats the task. If the
-    # run has failed all the same, somebody has marked it, even if Airflow has not noted who.
+    # run is in the state `failed` nevertheless, somebody has marked it as failed, even if Airflow
+    # has not recorded who.
     is_marked = run.state == "failed" and bool(dag.marked_by or dag.attempts_left)
     if is_marked and not failure.marked:
         changed = msgspec.structs.replace(changed, marked=_marked(dag), repeats_at=None)
@@ -112,7 +113,7 @@ def _marked_run(pipeline: str, dag: DagState) -> Failure:
 
 
 def _marked(dag: DagState) -> str:
-    """Say who marked the last run as failed, and when."""
+    """Return a text that says who marked the last run as failed, and when."""
     at = ""
     if dag.last_run is not None and dag.last_run.ended_at is not None:
         at = f" at {dag.last_run.ended_at:%H:%M:%S} UTC"
@@ -120,7 +121,7 @@ def _marked(dag: DagState) -> str:
 
 
 def note_causes(ledger: Ledger, runs: Runs) -> None:
-    """Add to the failures in the ledger what Airflow's database knows about them."""
+    """Add the causes that Airflow's database knows to the failures in the ledger."""
     recorded: dict[str, list[Failure]] = {}
     for failure in ledger.failures.all():
         if failure.kind in _EXPLAINED:

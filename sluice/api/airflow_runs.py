@@ -31,10 +31,11 @@ from sluice.errors import NotFound, QueryError
 from sluice.values.phrases import counted
 
 _TAG, _KINDS = "sluice", ("pipeline", "broken")
-"""The tags of pipelines' DAGs. Each DAG has the tag `sluice` and one of the two kinds."""
+"""The tags by which pipelines' DAGs are found: each has the tag `sluice`, and one of the two
+kinds."""
 _ACTION = "action"
 _MARKING = ("patch_dag_run", "patch_task_instance")
-"""The events in Airflow's audit log by which a user changes the state of a run or of its task."""
+"""The names, in Airflow's audit log, of a user's changes of the state of a run or its task."""
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 
@@ -54,7 +55,8 @@ class AirflowRuns:
             )
             columns = DagModel.dag_id, DagModel.is_paused, DagModel.owners
             dags = session.execute(select(*columns).where(DagModel.dag_id.in_(tagged))).all()
-            # Ids increase with every run, while the times of runs can be equal.
+            # Take the run with the largest id: ids always increase, but two runs can have the same
+            # time.
             newest = (
                 select(func.max(DagRun.id)).where(DagRun.dag_id.in_(tagged)).group_by(DagRun.dag_id)
             )
@@ -90,7 +92,7 @@ class AirflowRuns:
         return tags
 
     def _waiting(self, session: Session, tasks: Iterable[Any]) -> dict[str, PoolWait]:
-        """Return the pools for whose slots tasks wait, by DAG.
+        """Return DAG → its task's wait for a slot of a pool, if the task waits for one.
 
         Airflow's scheduler sets the state `scheduled` when the task may run, and `queued` when it
         has a slot. A task in the state `scheduled` therefore waits for a slot.
@@ -274,7 +276,7 @@ class AirflowRuns:
         )
 
     def _log(self, dag: str, run: str, task: str) -> str:
-        """Return the path in Airflow of a task of a run; of the run if `task` is empty."""
+        """Return the path in Airflow of a run's task, or of the run if `task` is empty."""
         path = f"{self.root}/dags/{quote(dag, safe='')}/runs/{quote(run, safe='')}"
         if not task:
             return path

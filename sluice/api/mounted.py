@@ -56,8 +56,7 @@ class CausesNoted:
             noting.cancel()
 
     async def _note(self) -> None:
-        # Importing takes a second. In another thread, it does not keep the server from answering
-        # requests.
+        # Importing takes a second. In another thread, it does not delay answers to other requests.
         note_causes_repeatedly = await asyncio.to_thread(_import_note_causes)
         await note_causes_repeatedly()
 

@@ -31,7 +31,7 @@ class PoolWait:
 
     @property
     def detail(self) -> str:
-        """What the task waits for, and who occupies the pool."""
+        """Which slot the task is waiting for, and the tasks that occupy the pool."""
         begin = f"Its task waits for a slot of the pool {self.pool}"
         if not self._is_full:
             return f"{begin}, which has free slots."
@@ -40,7 +40,7 @@ class PoolWait:
 
     @property
     def next_step(self) -> str:
-        """How the task gets a slot."""
+        """What to do so that the task gets a slot."""
         if not self._is_full:
             return "Look at Airflow's own limits, such as core.parallelism, and at its scheduler."
         return (
@@ -63,7 +63,7 @@ class DagState:
     """What the task of the last run waits for; None if it does not wait for a slot."""
     attempts_left: int | None = None
     """How many attempts Airflow has left for the last run's task; None if no attempt has ended, or
-    one goes on."""
+    if one is running."""
     tags: tuple[str, ...] = ()
     """The DAG's tags apart from Sluice's own, sorted."""
     owner: str = ""

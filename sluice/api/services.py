@@ -40,8 +40,8 @@ class Services:
 
     runs: Runs = NO_RUNS
     kafka: Callable[[str], dict[str, str]] = _kafka_settings
-    """Returns the librdkafka settings of a connection; the name of that of all pipelines is
-    empty."""
+    """Returns the librdkafka settings of a Kafka connection; an empty name is the connection of all
+    pipelines."""
     declared: DeclaredPipelines = field(default_factory=DeclaredPipelines)
     connections: KafkaConnections = field(
         default_factory=lambda: KafkaConnections(_pipelines_folder), repr=False

@@ -426,7 +426,7 @@ def _query(path: str, answer: type[T], selection: Any = None, **options: Any) ->
 
 
 def _requested_keys(keys: list[str]) -> list[list[str]]:
-    """Return the keys of each request of `multi_get`."""
+    """Split the keys of `multi_get` into requests that are small enough."""
     requests: list[list[str]] = [[]]
     length = 0
     for key in keys:

@@ -10,9 +10,9 @@ from sluice.settings import settings
 
 
 def note_activity(pipeline: str, action: str, detail: str = "") -> None:
-    """Note in the ledger that the user of the command has done something to a pipeline.
+    """Record in the ledger an action of the command's user on a pipeline.
 
-    What was done stays done if the ledger is away, so this raises no error then.
+    The action has already been done, so this raises no error if the ledger does not answer.
     """
     from sluice.state.ledger.ledger import Ledger
 

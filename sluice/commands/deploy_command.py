@@ -41,7 +41,7 @@ def deploy(
     """Build a changed pipeline's state beside the current one, and compare their answers.
 
     Runs and queries go on. Exit with 4 if an answer differs; then promote the new state, or drop
-    it. Nothing of this writes output: a run writes the results of each record once, before or after
+    it. The command writes no output: a run writes the results of each record once, before or after
     the promotion. If the command is killed, repeat it.
     """
     chosen = [promote, if_same, roll_back, drop, compare, dry_run]

@@ -107,7 +107,7 @@ def _require_known(pipeline: str) -> None:
 def _named_files() -> Iterator[tuple[str, Path]]:
     """Yield the names of all pipelines, with their files.
 
-    A file that computes its pipeline's name has its own name.
+    If a file computes its pipeline's name, use the file's own name.
     """
     from sluice.topology.loading.declared_names import declared_names
     from sluice.topology.loading.pipeline_folders import pipeline_files

@@ -17,7 +17,7 @@ def pause(
     pipeline: PipelineName,
     reason: Annotated[str, typer.Option(help="Why; shown on the page, in REST and in status.")],
 ) -> None:
-    """Pause a pipeline: no run of it starts, and nothing counts as wrong with it.
+    """Pause a pipeline: its runs do not start, and nothing counts as wrong with it.
 
     Its trigger, its schedule, Airflow's button and sluice run start none. A run in progress ends
     when it has read all records. The state can be queried. A second pause replaces the reason.

@@ -111,7 +111,7 @@ def check(
 def _checked_pipeline(name: str) -> str:
     """Return the pipeline whose driver checks the executors: by default, the first in the folder.
 
-    All pipelines need the same of executors, except for their tables' databases.
+    Executors are checked in the same way for all pipelines, except for their tables' databases.
     """
     from sluice.topology import load_pipelines
 
@@ -273,8 +273,8 @@ def _check_settings() -> Iterable[SluiceError]:
         except SettingsError as error:
             yield error
         except (StateError, BrokersUnreachable) as error:
-            # This command only reads, so it may use a standby or a read-only database. The endpoint
-            # of tokens may be out of reach on this host, and brokers are not asked.
+            # These errors are only warnings. This command only reads, so it may use a standby or a
+            # read-only database. Kafka and the endpoint of tokens may be out of reach on this host.
             out.print(f"warning: {error}", markup=False, soft_wrap=True)
     for what, address in (("ledger", settings().ledger), ("shards", settings().shards)):
         for warning in lossy_settings(database_url(address), what):
@@ -302,7 +302,8 @@ def describe(
 ) -> None:
     """Print a pipeline's topology as text or as a drawing.
 
-    Below a text are the options with which Airflow runs it, if a file `sluice.toml` gives any.
+    The text ends with the options with which Airflow runs the pipeline, if a file `sluice.toml`
+    gives any.
     """
     from sluice.commands.topology_file import topology_file
     from sluice.topology import drawing

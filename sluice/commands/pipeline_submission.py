@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def action_of(options: Sequence[str]) -> str:
-    """Return what a driver with these options does, such as `run`, `replay` or `roll-back`."""
+    """Return the name of the action that these options choose: `run`, `replay` and so on."""
     return options[0].removeprefix("--") if options else "run"
 
 
@@ -75,8 +75,9 @@ def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = No
                 f"{detail} Published batches are kept; repeat the command to continue.",
                 soft_wrap=True,
             )
-        # `options` is empty for a plain run only. The ledger keeps a failure until a plain run has
-        # read all records, so the failure of a rebuild or replay would stay too long.
+        # Note failures of plain runs only, for which `options` is empty. The ledger keeps a failure
+        # until a plain run has read all records, so a failed rebuild or replay would stay there too
+        # long.
         if status and not options:
             note_killed(settings(), pipeline, "", started_at, EngineError(detail))
     raise typer.Exit(status)

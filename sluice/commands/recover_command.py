@@ -70,7 +70,7 @@ def recover(
 
 
 def _print_anew(pipeline: str, shards: Sequence[str], *, is_done: bool) -> None:
-    """Print which shards were removed, or would be, and what follows."""
+    """Print which shards were removed, or would be removed, and what the next run will do."""
     for shard in shards:
         out.print(
             f"{'Removed' if is_done else 'Would be removed'}: {shard}", markup=False, soft_wrap=True

@@ -101,7 +101,7 @@ def check(
 
 
 def note_comparisons(pipeline: str, comparisons: Sequence[Comparison]) -> None:
-    """Record for the page what does not fit, if the ledger knows the pipeline and can be written.
+    """Record for the page which schemas do not fit, if the ledger knows the pipeline.
 
     A machine that only checks the files of pipelines need not reach the ledger.
     """

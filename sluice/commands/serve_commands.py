@@ -186,7 +186,7 @@ def _numbers(text: str) -> list[int]:
     if not text:
         return []
     numbers = text.split(",")
-    # Both `isdecimal` and `int` accept digits of other scripts, too.
+    # Both `isdecimal` and `int` accept digits of other scripts, so require ASCII.
     if not all(number.isascii() and number.isdecimal() for number in numbers):
         raise SettingsError(
             f"--workers {text!r} is not a list of numbers.", next_step="Write for example 0,1."

@@ -50,7 +50,8 @@ def add(
         try:
             _refresh(ledger, pipeline)
         except LeaseError as error:
-            # A run in progress holds the lease. It makes the copy when it has read all records.
+            # A run in progress holds the lease. The run makes the copy when it has read all
+            # records.
             out.print(error.detail, markup=False, soft_wrap=True)
         except Refused:
             # The server cannot make a copy: the worker's shard is in the same folder, for example.
@@ -153,8 +154,8 @@ def remove(pipeline: PipelineName, worker: Worker) -> None:
         standby = ledger.standbys.of(pipeline).get(worker)
         if standby is None:
             raise NotFound(f"Worker {worker} of {pipeline!r} has no standby.")
-        # The ledger refuses to forget a standby that has been promoted meanwhile. Asking it first
-        # keeps the standby's shard, which is now the worker's, from being deleted.
+        # The ledger refuses to forget a standby that has been promoted meanwhile. So change the
+        # ledger first: otherwise, the standby's shard, which is now the worker's, would be deleted.
         ledger.standbys.remove(standby)
         kept = ""
         if standby.copied_generation is not None:

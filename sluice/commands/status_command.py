@@ -96,7 +96,7 @@ def status() -> None:
 
 
 def retire(pipeline: PipelineName) -> None:
-    """Say that a pipeline is no longer run, so that nothing counts as wrong with it.
+    """Record that a pipeline is no longer run. Nothing counts as wrong with it any more.
 
     Do this after you have removed the pipeline's file. The state stays. If the pipeline runs again,
     it is no longer retired.
@@ -234,7 +234,7 @@ class Inputs:
         return failures_of(figures, pipeline, lag, self.errors.get(pipeline, ""), held_since)
 
     def not_ready(self, kinds: Mapping[str, set[FailureKind]]) -> dict[str, list[str]]:
-        """Return the pipelines that have never run and could not run now, by the reason.
+        """Return reason → the pipelines that have never run and could not run now because of it.
 
         Pipelines that have failures are left out: `kinds` are the failures of each pipeline.
         """

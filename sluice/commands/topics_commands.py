@@ -43,7 +43,7 @@ def create(
         int, typer.Option(min=0, help="Replicas of each partition; 0: the broker's default.")
     ] = 0,
 ) -> None:
-    """Create the missing topics of a pipeline: its inputs, its outputs, and those of its own.
+    """Create the missing topics of a pipeline: its inputs, its outputs, and its own topics.
 
     Its own topics are those for dead letters, markers and re-drives.
     """
@@ -98,7 +98,7 @@ def accept(
         ),
     ] = False,
 ) -> None:
-    """Let a pipeline go on with its output topics as they are, after some were deleted.
+    """Let a pipeline continue with its output topics as they are, after some were deleted.
 
     No run may be in progress. The command concerns outputs, dead letters, markers and the markers
     of re-drives. Without --restored, what was in the topics stays lost.

@@ -31,7 +31,7 @@ document.getElementById("graph").append(drawn);
 def topology_file(pipeline: Pipeline) -> str:
     """Return the HTML file as text."""
     style = _static("colours.css") + _static("graph.css") + _STYLE
-    # In one script, the modules import and export nothing.
+    # Both modules become one script, in which `import` and `export` are neither needed nor allowed.
     modules = _static("graph_layout.js") + _static("graph.js")
     module = re.sub(r"^(export |import [^;]*;$)", "", modules, flags=re.MULTILINE)
     topology = json.dumps({"name": pipeline.name, "svg": drawing.svg(pipeline)})

@@ -121,7 +121,7 @@ def _demo(example: Example, options: Options, home: Path, console: Console) -> i
             _stay(platform, console)
         return 0 if outcome.is_right else 1
     finally:
-        # No process may go on, even after another Ctrl-C.
+        # No process may keep running, even after another Ctrl-C.
         with (
             _uninterrupted(),
             Steps(console, began) as steps,

@@ -223,8 +223,8 @@ def canonical(value: Any) -> str:
         case list():
             return f"[{','.join(map(canonical, value))}]"
         case int() | Decimal() if not isinstance(value, bool):
-            # Equal numbers, such as 1 and 1.00, get one text. The type of true is a subclass of
-            # int.
+            # Equal numbers, such as 1 and 1.00, get one text. `true` is left out, although its type
+            # is a subclass of int.
             return format(Decimal(value).normalize(), "f")
         case _:
             return repr(value)

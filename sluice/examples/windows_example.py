@@ -193,7 +193,7 @@ def totals_once_per(
         totals[page] += 1
         stream_time = max(stream_time, time_ms)
         newest[page] = max(newest.get(page, 0), time_ms)
-        # A page that is held back already keeps its time, and only its total changes.
+        # If a page is held back already, its time stays, and only its total changes.
         held.setdefault(page, newest[page])
         while held and (min(held.values()) <= stream_time - limit_ms or len(held) > max_records):
             oldest = min(held, key=lambda page: (held[page], page))

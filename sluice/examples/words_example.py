@@ -125,7 +125,7 @@ def _join_tables(
     newest: dict[str, str],
     descriptions: dict[str, str],
 ) -> None:
-    """Add the joins of the tables of newest words and of descriptions."""
+    """Add the joins of two tables: the newest words, and the descriptions."""
     joined_keys = {
         "inner": newest.keys() & descriptions.keys(),
         "left": {*newest},

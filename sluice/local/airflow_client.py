@@ -38,7 +38,7 @@ class Airflow:
     def unhealthy(self) -> list[str]:
         """Return the components that are not healthy.
 
-        If the API server does not answer, only this server.
+        If the API server does not answer, return only this server.
         """
         try:
             answer = self._client.get("/api/v2/monitor/health", timeout=5.0)

@@ -42,8 +42,7 @@ _LOGGING = [
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
     "-Dorg.slf4j.simpleLogger.showDateTime=true",
     "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd HH:mm:ss.SSS",
-    # Kafka sets log levels of log4j, which is not used here and would warn that it has no
-    # configuration.
+    # Kafka sets levels of log4j. Log4j is not used here, and would warn that it is not configured.
     "-Dlog4j2.statusLoggerLevel=OFF",
 ]
 
@@ -304,7 +303,7 @@ def _inheritable_files() -> list[int]:
     numbers: list[int] = []
     for file in [*Path("/dev/fd").iterdir()]:
         number = int(file.name)
-        # The folder itself was open only while it was read.
+        # The list names the folder's own descriptor, too, which is closed by now.
         with suppress(OSError):
             if number > 2 and os.get_inheritable(number):
                 numbers.append(number)

@@ -139,7 +139,7 @@ class LocalPlatform:
         stop([self._services.pop(name)])
 
     def processes(self, component: str) -> list[psutil.Process]:
-        """Return one of Airflow's components and every process that it has started."""
+        """Return all processes of one of Airflow's components, with those that it has started."""
         return members({self._services[component].process.pid})
 
     def wait_for_airflow(self, say: Say = _silent) -> None:
@@ -265,8 +265,8 @@ def clear(home: Path) -> None:
 def _is_ours(session: int, created: float) -> bool:
     """Return whether the processes with this session id belong to the recorded session.
 
-    If the session's first process has ended, they do: its id is not reused while any process of
-    the session is alive.
+    If the session's first process has ended, they belong to it: the id is not used again while any
+    process of the session is alive.
     """
     try:
         return psutil.Process(session).create_time() == created

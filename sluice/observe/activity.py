@@ -1,4 +1,4 @@
-"""Who did what to a pipeline, and when: from the ledger, from Airflow's runs, and from its runs.
+"""Who did what to a pipeline, and when: from the ledger, Airflow's runs, and the pipeline's runs.
 
 Airflow knows which user started a run there. Nobody records who changed a pipeline's file or
 installed another version of Sluice, but the next run shows that it has happened.

@@ -1,6 +1,6 @@
-"""Add up batches and runs in equal parts of a time, for charts.
+"""Add up batches and runs in equal parts of a period, for charts.
 
-A week gives as many numbers as an hour.
+A week has as many parts as an hour.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Batch = answers.BatchHistory
 def history(
     ledger: Ledger, info: GenerationInfo, since: datetime, until: datetime, columns: int
 ) -> answers.History:
-    """Return the current generation's batches and the runs of a time, added up in columns."""
+    """Return the current generation's batches and the runs of a period, added up in columns."""
     newest = batches(ledger, info, MOST_BATCHES, since=since)
     published = [batch for batch in newest if batch.published_at <= until]
     runs = ledger.finished_runs.between(info.pipeline, since, until, MOST_RUNS)
@@ -114,7 +114,7 @@ def marks(
     until: datetime,
     newest_first: Sequence[FinishedRun],
 ) -> list[answers.Mark]:
-    """Return what happened to a pipeline in a time: changes between its runs, and notes."""
+    """Return what happened to a pipeline in a period: changes between its runs, and notes."""
     marks: list[answers.Mark] = []
     before = ledger.finished_runs.newest_before(pipeline, since)
     for run in reversed(newest_first):

@@ -31,8 +31,8 @@ _WHILE_PAUSED: Collection[FailureKind] = (
     "retention",
     "schemas",
 )
-"""The failures of a paused pipeline that a person has to look at. All others say that runs fail or
-do not start, which is what a pause is for."""
+"""The failures of a paused pipeline that a person has to look at. The other kinds are about runs
+that fail or do not start, as expected during a pause."""
 _DELETED = (
     "Create the topic again, write its old records back, and rebuild the state: sluice rebuild "
     "PIPELINE --from-topics. Or stop running the pipeline, which leaves its state unchanged."
@@ -49,8 +49,8 @@ def failures_of(
 ) -> list[Failure]:
     """Return the recorded failures of a pipeline, and the present failures of its input.
 
-    `lag` is None if it is unknown, and `lag_error` says why. `held_since` is the time since which a
-    transaction holds back records, as far as the caller has seen; None if no transaction hangs.
+    `lag` is None if it is unknown, and `lag_error` says why. `held_since` is the time at which the
+    caller first saw that a transaction holds back records; None if no transaction does.
 
     A missing input is not a failure of a pipeline that has never run, or that is retired.
     """
@@ -73,8 +73,8 @@ def failures_of(
 def recorded_failures(figures: LedgerFigures, pipeline: str) -> list[Failure]:
     """Return the failures that the ledger has of a pipeline.
 
-    The trigger of a pipeline that has never run records that it waits for its topics. Nothing that
-    has worked is broken then, so this is not a failure: see `awaited_by`.
+    The trigger of a pipeline that has never run records that the pipeline waits for its topics.
+    This is not a failure, because nothing has worked before: see `awaited_by`.
     """
     failures = figures.failures.get(pipeline, ())
     calm = calm_of(figures, pipeline)
@@ -86,7 +86,7 @@ def recorded_failures(figures: LedgerFigures, pipeline: str) -> list[Failure]:
 
 
 def awaited_by(figures: LedgerFigures, pipeline: str) -> str:
-    """Return why a pipeline that has never run could not; empty if its trigger has not said so."""
+    """Return why a pipeline that has never run could not run; empty if that is not recorded."""
     if calm_of(figures, pipeline) == "not_started":
         for failure in figures.failures.get(pipeline, ()):
             if failure.kind == "input":
@@ -158,7 +158,7 @@ def _topics(names: Sequence[str]) -> str:
 
 
 def not_started(pipeline: str, since: datetime) -> Failure:
-    """Return the failure of a pipeline whose run, asked for at `since`, has no driver yet."""
+    """Return the failure of a pipeline whose run was requested at `since` and has no driver yet."""
     error = NoSlot(f"A run was requested at {since:%H:%M:%S} UTC, but no driver has started.")
     return msgspec.structs.replace(Failure.of(error, pipeline, kind="slot"), at=since)
 

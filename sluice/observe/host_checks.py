@@ -41,7 +41,7 @@ _MOST_THREADS = 16
 
 
 class Sight(NamedTuple):
-    """Something wrong that a host has seen."""
+    """A problem that a host has noticed."""
 
     kind: FailureKind
     host: str
@@ -194,7 +194,8 @@ def _look_at_servers(servers: Mapping[str, str]) -> tuple[dict[str, Sight], set[
         errors = list(threads.map(_error_of, servers.values(), servers))
     for address, error in zip(servers, errors, strict=True):
         if isinstance(error, StateError):
-            # The next step of other errors is to check the address, which is from the ledger.
+            # The next step is HostSilent's own, except after ServerHangs. Other errors advise to
+            # check the address, which is from the ledger.
             next_step = error.next_step if isinstance(error, ServerHangs) else ""
             silent[address] = Sight("host", address, HostSilent(error.detail, next_step=next_step))
         elif error is not None:

@@ -144,7 +144,8 @@ def gauges(
         batch = figures.newest_batch(pipeline)
         if batch is not None:
             yield from _of_batch(batch, now)
-        # If another generation became current while the figures were read, they lack its batches.
+        # If another generation became current while the figures were read, the figures lack that
+        # generation's batches.
         kept = figures.kept_batches.get(current.ref)
         if kept is not None:
             yield Measurement("snapshots_kept", kept.newest - kept.oldest + 1)

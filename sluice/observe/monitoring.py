@@ -288,7 +288,7 @@ def _passed_over(counts: Mapping[str, int]) -> dict[str, int]:
 def newest_event(snapshot: Snapshot) -> datetime | None:
     """Return the largest event time up to a snapshot.
 
-    Return None if no record had one that Python knows.
+    Return None if no record had one, or if Python's calendar does not include it.
     """
     newest = max(snapshot.stream_times.values(), default=None)
     if newest is None or not 0 <= newest < AFTER_LAST:

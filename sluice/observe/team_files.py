@@ -1,4 +1,4 @@
-"""The alert rules and the dashboard of the metrics: of all pipelines, or of those of an owner."""
+"""Alert rules and a dashboard for the metrics of all pipelines, or of an owner's pipelines."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _SELECTOR = re.compile(r"\b(sluice_[a-z0-9_]+)(?:\{([^}]*)\})?")
 def alert_rules(owner: str = "", pipelines: Sequence[str] = ()) -> str:
     """Return the rules for Prometheus, as YAML.
 
-    With an owner, only the rules about single pipelines, for these pipelines, with the label
-    `owner`. The other rules are about hosts, which all owners share.
+    With an owner, return only the rules about single pipelines, restricted to these pipelines and
+    with the label `owner`. The other rules are about hosts, which all owners share.
     """
     text = RULES.read_text()
     if not owner:
@@ -36,7 +36,7 @@ def alert_rules(owner: str = "", pipelines: Sequence[str] = ()) -> str:
 
 
 def _with_owner(owner: str) -> Callable[[re.Match[str]], str]:
-    # JSON's texts are YAML's, too.
+    # A text in JSON is also a text in YAML.
     return lambda labels: f"{labels[1]}, owner: {json.dumps(owner)}"
 
 

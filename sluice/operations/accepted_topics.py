@@ -1,4 +1,4 @@
-"""Accepts topics that a pipeline writes and that were deleted, so that the pipeline goes on."""
+"""Accepts the deletion of topics that a pipeline writes. The pipeline can then run again."""
 
 from __future__ import annotations
 
@@ -88,7 +88,8 @@ def _lost_marker(
 ) -> Marker:
     """Make the marker of the newest published batch again, from the ledger.
 
-    The checksums of its output are unknown, and its outputs count as the topics that exist now.
+    The ledger does not have the checksums of the batch's output. The marker names the output topics
+    that exist now.
     """
     ref = GenerationRef(newest.pipeline, newest.generation)
     snapshot = ledger.snapshots.get(ref, newest.batch)
@@ -114,7 +115,7 @@ def _lost_marker(
 
 
 def _require_no_begun_batch(ledger: Ledger, newest: Audit, outputs: Sequence[str]) -> None:
-    """Raise Refused if output may be written of a batch after the newest published one."""
+    """Raise Refused if a batch after the newest published one may have written output."""
     ref = GenerationRef(newest.pipeline, newest.generation)
     first, last = newest.batch + 1, _newest_begun(ledger, ref)
     if last < first:

@@ -249,7 +249,7 @@ class ChangedStores:
         Return its number.
         """
         old, batch, changes = state.info, state.published.batch, state.changes
-        # A run may have been interrupted while the stores were computed.
+        # While the stores were computed, a run may have started a batch and been interrupted.
         self._fence_drivers(ledger, state)
         places = ledger.placements.epochs(old.pipeline)
         if part is not None and (computed := ledger.generations.get(part.info.ref)) is not None:

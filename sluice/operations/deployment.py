@@ -89,8 +89,8 @@ class Deployment:
     """The snapshot of the current generation that was compared."""
     new: Snapshot
     is_at_same_records: bool
-    """Whether both snapshots have read the same records. If not, retention has removed the snapshot
-    that the new generation has read up to."""
+    """Whether both snapshots contain the same records. If not, retention has removed the current
+    generation's snapshot with the records of the new generation."""
     stores: tuple[StoreComparison, ...]
 
     @property
@@ -143,9 +143,9 @@ def compare_generations(ledger: Ledger, pipeline: str) -> Deployment:
 
 
 def _at_same_records(ledger: Ledger, pipeline: str, built: Snapshot) -> Snapshot | None:
-    """Return the current generation's snapshot up to which the new generation has read."""
+    """Return the current generation's snapshot that has the records of the new generation."""
     for snapshot in ledger.snapshots.recent(pipeline, limit=1_000):
-        # The new generation may read topics that the current one does not, and the reverse.
+        # Each of the generations may read topics that the other one does not read.
         common = snapshot.positions.keys() & built.positions.keys()
         if common and all(snapshot.positions[name] == built.positions[name] for name in common):
             return snapshot

@@ -40,7 +40,7 @@ from sluice.state.shard.pages import pages_of_answers
 from sluice.state.shard.shard import Checksums, Shard, Version
 
 _SIDES = (".any", ".0", ".1")
-"""The endings of an operator's name in the names of its stream times.
+"""The suffixes that the names of stream times add to an operator's name.
 
 They are `.any` for all of its rows, `.0` and `.1` for the left and the right input of a join (see
 `engine.stages.timeline`)."""
@@ -75,8 +75,8 @@ class _Group:
     """The groups from which the values come. There are several if stores share rows now whose rows
     were separate before, or if some stores are kept and others computed."""
     columns: tuple[tuple[int, int], ...]
-    """For each store: the index in `inputs` of the group from which its value comes, and its column
-    in that group."""
+    """For each store: the index in `inputs` of the group with the store's value, and the value's
+    column there."""
     missing: tuple[bytes, ...]
     """For each store, the value of a key for which it has read no record."""
 
@@ -128,6 +128,8 @@ class GroupMerge:
         operators = dict(changes.operators)
         if part is not None:
             # A suppress step holds results back. If a step after it has changed, that step may need
+            # the value that each of these results replaces. The old generation's state may lack
+            # this value, so the suppress step gets the computed state.
             held_back: set[str] = set()
             for operator in part.job.operators:
                 if isinstance(operator.action, SuppressParameters):

@@ -35,7 +35,7 @@ def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) 
     """
     require_server(ledger, place)
     generations = ledger.generations.all(place.pipeline)
-    # A worker can have a server before the pipeline's first run.
+    # Before the pipeline's first run, a worker has no generation, but may have a server.
     is_placed = place.number in ledger.placements.of(place.pipeline)
     numbers_of_workers = [len(info.workers) for info in generations]
     if not is_placed and place.number >= max(numbers_of_workers, default=0):

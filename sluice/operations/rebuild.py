@@ -125,8 +125,8 @@ class Rebuild:
 
         A ledger that was lost is recovered from the markers first.
 
-        With `from_topics`, the pipeline may be unknown. Without, raises Refused if it cannot be
-        recovered.
+        With `from_topics`, the pipeline may be unknown. Otherwise, raise Refused if the ledger
+        cannot be recovered.
         """
         name = self.job.pipeline.name
         with Ledger.open(self.settings.ledger) as ledger:
@@ -288,7 +288,7 @@ class Rebuild:
         )
 
     def with_topics(self, ledger: Ledger, old: GenerationRef) -> Rebuild:
-        """Return this rebuild, with a job that lists the topics that match its patterns.
+        """Return this rebuild with a job that also names the topics matching its patterns.
 
         Without `from_topics`, these include the topics that the old generation has read, even if
         they no longer exist.
@@ -340,7 +340,7 @@ class Rebuild:
     def _sources_of(
         self, ledger: Ledger, old: GenerationRef, new: GenerationRef
     ) -> tuple[list[SourcePartition], Mapping[str, TopicState]]:
-        """Return where a generation that was built began to read, and the topics as they are now.
+        """Return where the built generation began to read, and the topics as they are now.
 
         Raise InputError if the topics have lost records that the generation has not read yet.
         """
@@ -466,7 +466,7 @@ class Rebuild:
         old: GenerationRef,
         latest: Snapshot | None,
     ) -> None:
-        """Raise EngineError, unless `from_topics`, if a batch without marker may be written."""
+        """Raise EngineError, unless `from_topics`, if a batch without a marker may be written."""
         markers, published = self.job.pipeline.markers, -1 if latest is None else latest.batch
         planned = ledger.plans.unpublished(old)
         if planned is None:
@@ -601,7 +601,7 @@ def _positions_read(ledger: Ledger, ref: GenerationRef) -> Positions:
 def _same_topics(
     ledger: Ledger, old: GenerationRef, now: Mapping[str, TopicState]
 ) -> dict[str, TopicState]:
-    """Return the topics that are still the same as when a generation began to read them."""
+    """Return the topics that have not been created again since a generation began to read them."""
     ids = {source.topic: source.topic_id for source in ledger.sources.get(old)}
     same: dict[str, TopicState] = {}
     for name, topic in now.items():
@@ -667,7 +667,7 @@ def _steps_within(
 def _stops(written: Positions, firsts: Mapping[Partition, int]) -> dict[Partition, int]:
     """Return where to stop in each partition.
 
-    In a partition that the marker does not name, no record has written output.
+    In a partition that the marker does not name, no record's output has been written.
     """
     stops = dict(firsts)
     for topic, partitions in written.items():
@@ -750,8 +750,8 @@ def remove_forgotten(ledger: Ledger, name: str) -> None:
             for worker in workers:
                 drop_shard(worker.location)
         except (StateError, Refused) as error:
-            # The next call tries again. Meanwhile, a database or state server that is down, or that
-            # has not got the shard yet, stops no rebuild.
+            # The next call tries again. Until then, a database or state server that is down, or has
+            # not got the shard yet, must not stop a rebuild.
             log.warning(
                 "shards not removed", pipeline=name, generation=ref.generation, why=error.detail
             )

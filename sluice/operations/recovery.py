@@ -39,7 +39,7 @@ from sluice.values.phrases import counted, listed
 log = structlog.get_logger()
 
 _MOST_LOST_GENERATIONS = 20
-"""How many generations above the newest marked one may have shards that the ledger has lost."""
+"""How many generation numbers after the newest marker's are searched for shards."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def _elsewhere(settings: Settings, info: GenerationInfo) -> Iterator[str]:
 
 
 def _leftovers(settings: Settings, info: GenerationInfo) -> Iterator[str]:
-    """Yield the shards at this process's own addresses of generations after that of the marker."""
+    """Yield the shards of later generations than the marker's at this process's own addresses."""
     for above in range(1, _MOST_LOST_GENERATIONS + 1):
         ref = GenerationRef(info.pipeline, info.generation + above)
         yield from leftover_shards(settings, ref, len(info.workers))
@@ -323,7 +323,7 @@ def _placement(worker: WorkerInfo) -> Placement:
 def _positions(marker: Marker) -> dict[str, dict[str, int]]:
     """Return the next offset of each partition.
 
-    A partition without records before begins at its first offset.
+    A partition of which no record was read begins at its first offset.
     """
     positions: dict[str, dict[str, int]] = {}
     for topic, ends in marker.with_earlier.ends.items():
@@ -334,7 +334,7 @@ def _positions(marker: Marker) -> dict[str, dict[str, int]]:
 
 
 def forget(job: Job, settings: Settings, *, dry_run: bool = False) -> tuple[str, ...]:
-    """Remove the shards of a pipeline of which neither the ledger nor the markers know anything.
+    """Remove the shards of a pipeline that neither the ledger nor the markers know.
 
     The pipeline's next run then begins anew. Return the addresses of the shards. With `dry_run`,
     removes nothing. Raise Refused if the ledger knows the pipeline, or if its markers say what was

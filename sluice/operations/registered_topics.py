@@ -54,7 +54,7 @@ class Comparison:
 
     @property
     def problem(self) -> str:
-        """Return what is not right about which topic; an empty text if all is right."""
+        """The topic, its subject and what is wrong with it; an empty text if nothing is wrong."""
         if self.verdict == "right":
             return ""
         return f"{self.topic.topic} ({self.topic.subject}): {self.detail}"
@@ -152,7 +152,7 @@ def note(ledger: Ledger, pipeline: str, comparisons: Iterable[Comparison]) -> No
 
 
 def push(job: Job, registry: Registry) -> Iterator[tuple[RegisteredTopic, RegisteredSchema]]:
-    """Register the schemas of the topics that a job writes by its contracts.
+    """Register the schemas that follow from a job's contracts, for the topics that it writes.
 
     Raises Refused for a schema that is not compatible with the subject's versions.
     """

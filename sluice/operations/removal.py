@@ -41,7 +41,7 @@ class Removal:
     """The addresses of the shards, without passwords."""
     topics: tuple[str, ...]
     renamed_to: str = ""
-    """The name of the pipeline whose former name this is; empty for a pipeline of this name."""
+    """If this is a former name: the present name of the renamed pipeline. Otherwise empty."""
 
     def lines(self) -> Iterator[str]:
         """Describe what is removed, in sentences."""
@@ -142,7 +142,8 @@ def remove(
         try:
             delete_group(settings.kafka, group_of(pipeline))
         except AccessDenied as error:
-            # Kafka forgets the offsets of a group that nobody uses by itself.
+            # Without the permission, leave the group: Kafka itself forgets the offsets of an unused
+            # group.
             log.warning("consumer group not deleted", pipeline=pipeline, why=error.detail)
     return removal
 

@@ -194,7 +194,7 @@ def copy_redrives(kafka: Mapping[str, str], old: str, new: str) -> None:
         return
     fence_redrives(kafka, old)
     if target not in ids:
-        # The first re-drive came after the topics were copied.
+        # The pipeline had its first re-drive after the topics were copied.
         compacted = {"cleanup.policy": "compact"}
         create_topics(kafka, [Topic(target, config=compacted)])
         ids = topic_ids(kafka, [source, topic_of(old), target, topic_of(new)])
@@ -202,7 +202,7 @@ def copy_redrives(kafka: Mapping[str, str], old: str, new: str) -> None:
     produce(
         kafka, target, _redrives(kafka, source, ids[topic_of(old)], ids[topic_of(new)], offsets)
     )
-    # The topic of markers remembers which topic of re-drives belongs to it.
+    # Record in the topic of batch markers which topic of re-drive markers belongs to it.
     produce(kafka, batches_of(new), [(transactional_id(new), ids[target].encode(), 0)])
 
 

@@ -61,13 +61,13 @@ log = structlog.get_logger()
 
 
 def own_topics(pipeline: str) -> tuple[str, str, str]:
-    """Return the topics of a pipeline's own: markers, dead letters, and re-drives."""
+    """Return the names of a pipeline's own topics: for markers, dead letters, and re-drives."""
     return batches_of(pipeline), topic_of(pipeline), markers_of(pipeline)
 
 
 @dataclass(frozen=True)
 class Renaming:
-    """What a renaming changes, or what of it is left to do."""
+    """What a renaming changes, or what a killed call has left to do."""
 
     old: str
     new: str
@@ -101,7 +101,7 @@ class Renaming:
             )
 
     def next_lines(self) -> Iterator[str]:
-        """Say what is left to change outside of Sluice's state."""
+        """Describe the changes that a person still has to make outside of Sluice's state."""
         yield f'In the pipeline\'s file, write Pipeline("{self.new}").'
         if self.readers:
             yield (
@@ -240,8 +240,8 @@ def undo(settings: Settings, old: str, new: str) -> None:
                     try:
                         drop_shard(address)
                     except Refused:
-                        # A state server that was restarted no longer expects the copy, which it
-                        # keeps sealed until another copy takes its place.
+                        # A state server that was restarted does not expect the copy any more. The
+                        # server keeps the copy sealed, until another copy takes its place.
                         if not is_remote(address):
                             raise
             delete_topics(settings.kafka, own_topics(new))
@@ -372,7 +372,8 @@ def _finish(ledger: Ledger, settings: Settings, old: str, new: str) -> None:
     try:
         delete_group(settings.kafka, group_of(old))
     except AccessDenied as error:
-        # Kafka forgets the offsets of a group that nobody uses by itself.
+        # Without the permission, leave the group: Kafka itself forgets the offsets of an unused
+        # group.
         log.warning("consumer group not deleted", pipeline=old, why=error.detail)
     ledger.renames.finish(old)
 

@@ -36,7 +36,7 @@ class RepairingRun:
     job: Job
     settings: Settings
     plan_without: PlanOf | None = None
-    """Plans the pipeline without the stores that are being computed while runs go on."""
+    """Plans the pipeline without some stores: those that another command is computing meanwhile."""
 
     def run(self) -> int:
         """Read, compute and publish all records. Return the number of records read.

@@ -128,8 +128,8 @@ def _oldest_kept(
 ) -> Snapshot | None:
     """Return the oldest snapshot to keep: the one that was the newest at the deadline.
 
-    It is an earlier snapshot if otherwise fewer than `keep_snapshots` were kept, or one with an id
-    in `read` were not. `snapshots` are sorted from newest to oldest.
+    Return an earlier snapshot if this is needed to keep `keep_snapshots` snapshots, or all those
+    with ids in `read`. `snapshots` are sorted from newest to oldest.
     """
     kept = None
     replaced_at: datetime | None = None

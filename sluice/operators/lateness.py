@@ -1,5 +1,9 @@
 """Decides whether a record is late, and when a window is closed. All operators use these rules.
 
+`engine/batch/accounting.py` counts a late record once. For each store and window,
+`engine/stages/stage_output.py` counts it, or `engine/combine/windowing.py` if tasks add the records
+up while they read.
+
 *Stream time* is the largest event time so far, of late records and of the current record too
 (`engine/batch/stream_time.py` computes it). Records are late for the same windows as in Kafka
 Streams, to the millisecond:
@@ -13,13 +17,9 @@ Streams, to the millisecond:
 For a session, `end` is the end after the record has joined the session and merged it with others.
 `suppress` sends the results of closed windows, and operators forget closed windows. In Kafka
 Streams, a sliding window and a session are closed one millisecond before records become late for
-them, so that a record can change a window after its final result.
+them. In this millisecond, a record can still change a window whose final result has been sent.
 
 The functions also take NumPy arrays of times. All times are in ms.
-
-A late record is counted once as a record in `engine/batch/accounting.py`, and once for each store
-and window in `engine/stages/stage_output.py`, or in `engine/combine/windowing.py` if tasks add the
-records up while they read.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ async def alert(
 
 
 def keep_current(failure: Failure, why: str) -> None:
-    """Say in a recorded failure why the data are too old now."""
+    """Update the text of a recorded failure that says why the data are too old."""
     with suppress(SluiceError, OSError), Ledger.open(settings().ledger) as ledger:
         newest = ledger.snapshots.latest(failure.pipeline)
         ledger.failures.change(failure, detail=_detail(why, newest))

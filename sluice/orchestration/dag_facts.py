@@ -29,7 +29,7 @@ class AnnouncedStore(msgspec.Struct, frozen=True, kw_only=True):
     store: str
     fixed: Window | None = None
     calendar: CalendarWindow | None = None
-    """The store's windows are of one of these two kinds."""
+    """One of `fixed` and `calendar` is given: the definition of the store's windows."""
 
     @classmethod
     def of(cls, store: str, window: TimeWindow) -> Self:
@@ -113,17 +113,19 @@ def asset_names(pipeline: str, job: Job) -> tuple[str, ...]:
 
 def facts_text(file: Path, seconds: float) -> str:
     """Import a file, and return its `FileFacts` as JSON. Must run in a process of its own."""
-    # The facts do not depend on the variables of all settings, so these are read before.
+    # Read the settings before inputs are recorded. Otherwise, the variables of all settings
+    # would count as inputs, although few of them affect the facts.
     with suppress(SettingsError):
         settings()
     with recorded_inputs() as record:
         try:
             facts = facts_of(load_file(file, seconds))
         except SluiceError:
-            # Airflow imports the file again some seconds later.
+            # Airflow imports the file again some seconds later. The libraries may be installed by
+            # then.
             start_installing(file)
             raise
-        # Whatever a pipeline's file does wrong must not take the other pipelines' DAGs away.
+        # An error in one pipeline's file must not remove the DAGs of the other pipelines.
         except Exception as error:
             raise TopologyError(
                 f"{type(error).__name__}: {sentence(error)}",

@@ -226,7 +226,8 @@ def _dag(facts: DagFacts, options: RunOptions, alerts: Alerts, warnings: Sequenc
         options=options, outlets=[*[Asset(name) for name in facts.assets], *of_windows],
         databases=[*facts.databases], delta=facts.needs_delta,
         continuous=facts.schedule == CONTINUOUS, executor_config=options.executor_config or None,
-        # A run reads which windows the runs before it have announced.
+        # The marks are inlets, because a run reads in their events which windows earlier runs
+        # announced.
         announced=facts.announced, inlets=marks,
     )  # fmt: skip
     return dag

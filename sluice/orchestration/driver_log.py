@@ -47,7 +47,8 @@ def log_at_levels(hook: SparkSubmitHook) -> None:
 
     def process_at_levels(lines: Iterable[str]) -> None:
         process(log.lines(lines))
-        # The lines come from the pipe of spark-submit's output, which Airflow's hook leaves open.
+        # The lines come from the pipe with spark-submit's output. Airflow's hook does not close the
+        # pipe.
         if isinstance(lines, TextIOBase):
             lines.close()
 

@@ -52,7 +52,7 @@ beside the current generation."""
 
 @attrs.define(kw_only=True)
 class AuditRunFacet(RunFacet):
-    """Return the sums of the audits of a run's published snapshots, as in `sluice audit`."""
+    """The sums of the audits of a run's published snapshots, as in `sluice audit`."""
 
     generation: int
     firstSnapshot: str

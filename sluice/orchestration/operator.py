@@ -88,7 +88,7 @@ POINTS = ("from", "until")
 """The parameters that say where a replay begins and ends."""
 
 _PAUSED_SECONDS, _WAITS_WHILE_PAUSED = 5.0, 60
-"""How often the task of a paused pipeline that runs continuously looks whether it was resumed, and
+"""How often the task of a paused continuous pipeline checks whether the pipeline was resumed, and
 how many times before the task ends."""
 
 
@@ -231,7 +231,7 @@ class SluiceOperator(SparkSubmitOperator):
         waits = _WAITS_WHILE_PAUSED if self.continuous else 1
         pause: Pause | None = None
         for attempt in range(waits):
-            # If the ledger is away, the run itself reports that.
+            # If the ledger does not answer, the run itself reports that.
             with suppress(SluiceError, OSError), Ledger.open(settings().ledger) as ledger:
                 pause = ledger.pauses.of(self.pipeline)
             if pause is None:
@@ -250,9 +250,10 @@ class SluiceOperator(SparkSubmitOperator):
         arguments: Sequence[str],
         variables: Mapping[str, str],
     ) -> bool:
-        """Run the pipeline on a warm driver. Return False if no driver takes it, or if it is lost.
+        """Run the pipeline on a warm driver.
 
-        Raise AirflowException if the run fails.
+        Return False if no driver takes the run, or if the driver is lost. Raise AirflowException if
+        the run fails.
         """
         with warm_run(
             configuration,
@@ -309,7 +310,7 @@ class SluiceOperator(SparkSubmitOperator):
         return self._lineage(get_current_context())
 
     def get_openlineage_facets_on_complete(self, task_instance: RuntimeTaskInstance) -> Lineage:
-        """Return a run's datasets and audit; it may have failed after publishing some batches."""
+        """Return the run's datasets and audit. A failed run may have published some batches."""
         return self._lineage(task_instance.get_template_context())
 
     get_openlineage_facets_on_failure = get_openlineage_facets_on_complete
@@ -353,8 +354,8 @@ class SluiceOperator(SparkSubmitOperator):
                     tags = {"pipeline": self.pipeline, **dict(gauge.labels)}
                     send_gauge(f"sluice.{gauge.name}", float(gauge.value), tags)
                 figures = run_figures(ledger, self.pipeline, run_name(context))
-            # The accessor of events seems empty until an asset is looked up in it, so its truth
-            # value says nothing.
+            # `outlet_events` is falsy until an asset has been looked up in it, so compare it with
+            # None.
             events: Any = context.get("outlet_events")
             of_windows = self._window_assets
             for asset in self.outlets if events is not None else ():
@@ -423,7 +424,7 @@ class SluiceOperator(SparkSubmitOperator):
 
 
 def _require_provider_of(master: str) -> None:
-    """Raise PreflightError if Airflow's Spark provider cannot use a master of Kubernetes."""
+    """Raise PreflightError if Airflow's Spark provider cannot use a Kubernetes master."""
     if not master.startswith("k8s"):
         return
     try:

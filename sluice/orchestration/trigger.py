@@ -133,7 +133,7 @@ class Burst:
     def back_off(self, now: float) -> BackOff | None:
         """Return the pause between two events for the same records.
 
-        Return None without an event that a run has to answer.
+        Return None if no event is waiting for a run.
         """
         if self._fired is None:
             return None
@@ -190,9 +190,9 @@ class DueTimers:
         return True
 
     def expect_run(self, next_timer: int | None, clock_ms: float, now: float) -> None:
-        """Note that an event starts a run, which also fires the timer if the timer is due.
+        """Record that an event will start a run, which also fires the timer if the timer is due.
 
-        The event may have been caused by records.
+        Call this also for events that unread records have caused.
         """
         if next_timer is not None and next_timer <= clock_ms:
             self._attempts = self._attempts + 1 if next_timer == self._fired else 1
@@ -309,7 +309,8 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
             # A broker that is being restarted is asked less and less often.
             pause = self.poll_seconds if seen else min(pause * 2, _LONGEST_PAUSE_S)
             if seen is not None and seen.is_paused:
-                # Nothing is due until the pipeline is resumed. Then it is due at once.
+                # No event is due while the pipeline is paused. An event for unread records is due
+                # as soon as the pipeline is resumed.
                 burst.hold()
                 await self._note("held", None, seen.failures)
                 await self._note("slot", None, seen.failures)
@@ -408,7 +409,7 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
         return True
 
     async def _note_next_run(self, failed: Failure | None, pause: BackOff | None) -> None:
-        """Record when the next run starts, if the last failed and Airflow does not repeat it."""
+        """Record when the next run starts, if the last run failed and Airflow gives up on it."""
         if failed is None or pause is None or failed.is_lasting or not failed.is_given_up:
             return
         now = datetime.now(UTC)

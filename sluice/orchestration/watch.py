@@ -42,7 +42,7 @@ class Observation(NamedTuple):
     """The time of the pipeline's newest snapshot; None before the first snapshot."""
     failures: Mapping[FailureKind, Failure]
     is_paused: bool = False
-    """Whether somebody has paused the pipeline, so that no run is to start."""
+    """Whether somebody has paused the pipeline. If so, no run may start."""
     next_timer: int | None = None
     """When a batch without records next has something to do (`Snapshot.due`), in epoch ms; None if
     never."""
@@ -50,7 +50,7 @@ class Observation(NamedTuple):
 
 @dataclass(frozen=True)
 class _Round:
-    """What one reading of the broker and the ledger has found, for all pipelines."""
+    """The result of one reading of the broker and the ledger, for all pipelines."""
 
     lag: Lag
     """The begin and end offsets of all watched topics, without any pipeline's positions."""
@@ -106,6 +106,7 @@ class Watch:
         """
         self._topics.pop(trigger, None)
         # A trigger that is cancelled leaves while the broker and the ledger are still being read.
+        # Wait for the end of that reading before closing the connections.
         async with self._connections:
             if not self._topics and self._ledger is not None:
                 ledger, self._ledger, self._admin, self._observer = self._ledger, None, None, None

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 MOST_WINDOWS = 1_000
 """The most windows of a store that a run announces. Later runs announce the rest."""
 _FOREIGN_EVENTS = 20
-"""How many events of a person, such as from Airflow's page, may follow an event of a run."""
+"""The most events created by people, such as on Airflow's page, that may follow a run's event."""
 _MEASUREMENT = "announced_until_seconds"
 
 
@@ -124,7 +124,7 @@ def closed_windows(context: Mapping[str, Any]) -> list[ClosedWindow]:
 
 @dataclass(frozen=True)
 class _Announcement:
-    """The windows of a store that a run announces, by their end."""
+    """The windows of a store that a run announces, sorted by their ends."""
 
     windows: Sequence[Bounds]
     snapshot: Snapshot
@@ -156,7 +156,7 @@ def announce_windows(
 def _announcement(
     ledger: Ledger, pipeline: str, announced: AnnouncedStore, until: int | None
 ) -> _Announcement | None:
-    """Return what is to be announced of a store, whose windows up to `until` have been announced.
+    """Return the windows of a store to announce. Those up to `until` have been announced.
 
     None if there is nothing new.
     """
@@ -175,7 +175,8 @@ def _announcement(
     if until is None:
         since = times.get(f"{ANNOUNCED_FROM}/{announced.store}", -1)
         if since >= 0:
-            # The pipeline had read records before the store was announced.
+            # The pipeline had read records before the store was announced. Windows that were closed
+            # by then get no events.
             until = lateness.last_closed_end(since)
         else:
             first = _first_start(ledger, snapshot, announced.store)

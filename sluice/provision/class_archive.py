@@ -73,7 +73,7 @@ def _fingerprint(jars: list[Path]) -> str:
     java, spark = find_java(), find_spark()
     files = [*jars]
     if spark is not None:
-        # Spark's other jars belong to the version that the name of this one contains.
+        # The name of this jar contains Spark's version, which determines Spark's other jars.
         files = [*(spark / "jars").glob("spark-core_*.jar"), *jars]
     times = [file.stat().st_mtime_ns for file in files]
     parts = [str(java.path.resolve()), java.release, sys.executable, *files, *times]

@@ -59,7 +59,7 @@ def kept_packages() -> tuple[KeptPackage, ...]:
         try:
             installed = distribution(name)
         except PackageNotFoundError:
-            # A requirement of another platform or version of Python.
+            # Only another platform or version of Python needs this package.
             continue
         metadata = _metadata(installed)
         if metadata is not None:
@@ -74,7 +74,7 @@ def _metadata(installed: Distribution) -> str | None:
 
 
 def _requirements(installed: Distribution, extra: str) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the packages that an installed one needs for an extra, with their own extras."""
+    """Return the packages that an installed package needs for an extra, with their own extras."""
     # Imported here, because most pipelines have no requirements.
     from packaging.requirements import Requirement
 

@@ -1,4 +1,4 @@
-"""The libraries of single pipelines, which Airflow's Python does not have, or in another version.
+"""The libraries of single pipelines: packages that Airflow's Python lacks or has as other versions.
 
 A pipeline's `requirements` in a file `sluice.toml` name a file for pip, or an archive of installed
 packages. They are installed once on each host, to a folder of `SLUICE_HOME/libraries` that is named
@@ -39,7 +39,7 @@ FOLDER = "libraries"
 ON_EXECUTORS = "sluice-libraries"
 """The folder with the libraries in the working folder of a cluster's executor."""
 UNUSED_DAYS = 30.0
-"""Libraries that have been unused for so long are removed when others are installed."""
+"""Libraries that have been unused for this time are removed when others are installed."""
 _RETRY_S = 600.0
 _SHOWN_LINES = 8
 # zipfile raises RuntimeError for encrypted files, and its subclass for unknown compressions.
@@ -97,7 +97,7 @@ class Libraries:
 
     @property
     def failure(self) -> str:
-        """Why the last installation has failed; empty if it has not, or some minutes ago."""
+        """Why an installation failed in the last minutes; an empty text if none did."""
         file = self._place.with_suffix(".failed")
         with suppress(OSError):
             if time.time() - file.stat().st_mtime < _RETRY_S:
@@ -321,7 +321,7 @@ def _run_pip(
 ) -> None:
     """Install the packages in a file of requirements, with stand-ins for the kept packages."""
     lines: list[str] = []
-    # The hashes of a locked file are those of the packages themselves.
+    # A locked file has the hashes of the packages themselves, so stand-ins would not match them.
     is_locked = any(b"--hash" in content for content in contents(requirements))
     for package in kept_packages():
         if is_locked:
@@ -416,7 +416,7 @@ def _conflicts(output: list[str]) -> list[str]:
 
 
 def _remove_kept(requirements: Path, target: Path) -> None:
-    """Remove kept packages of the running versions. Raise SettingsError for other versions."""
+    """Remove kept packages that were installed in their running versions. Reject other versions."""
     kept: dict[str, KeptPackage] = {package.name: package for package in kept_packages()}
     for each in [*distributions(path=[str(target)])]:
         package = kept.get(normalized(each.name))

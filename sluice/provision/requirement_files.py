@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 from sluice.errors import SettingsError
 
 ARCHIVES = (".zip", ".tar.gz", ".tgz")
-"""The ends of names of archives of installed packages."""
+"""The endings of the file names of archives of installed packages."""
 _MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",
     codecs.BOM_UTF16_LE: "utf-16",
@@ -28,7 +28,7 @@ _FILE_ADDRESS = re.compile(r"(?:^|@\s*)(file:\S+)")
 def contents(requirements: Path) -> Iterator[bytes]:
     """Yield the contents of a file of requirements or an archive, and of all files that it names.
 
-    Raise SettingsError if a file cannot be read, or if a changed source could not be seen.
+    Raise SettingsError if a file cannot be read, or if changes of a source would not be noticed.
     """
     return _Reader(requirements.parent).contents(requirements)
 
@@ -52,7 +52,8 @@ class _Reader:
             if included is None:
                 yield from self._package(file, line)
             elif "://" not in included[1]:
-                # What an address gives is not read: write exact versions.
+                # The files at an address are not read, so their changes are not noticed. Authors
+                # have to write exact versions there.
                 yield from self.contents(file.parent / included[1])
 
     def _package(self, file: Path, line: str) -> Iterator[bytes]:
@@ -75,7 +76,7 @@ class _Reader:
             yield _read(path)
 
     def _path(self, line: str) -> Path | None:
-        """Return the path that a line may name; None if it names a package of an index."""
+        """Return the path in a line; None if the line names a package of an index instead."""
         address = _FILE_ADDRESS.search(line)
         if address is not None:
             return Path(unquote(urlsplit(address[1]).path))

@@ -249,7 +249,8 @@ class Catalogue:
             del self._reads[name]
         if not done.cancelled() and done.exception() is None:
             cached = self._cache.get(name)
-            # Reads may end in another order than they began, and the newest result stays.
+            # Reads may end in another order than they began. The result of the read that began last
+            # is kept.
             if cached is None or cached.read_at <= done.result().read_at:
                 self._cache[name] = done.result()
 

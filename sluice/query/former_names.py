@@ -1,4 +1,4 @@
-"""Says where pipelines and stores went that queries still ask for by a former name."""
+"""Errors for queries that use a former name of a pipeline or a store; they give the new name."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def renamed_store(
     pipeline: str | None,
     may_read: Callable[[str], bool] = lambda _: True,
 ) -> NotFound | None:
-    """Return the error for a query of a store by its former name, or by its pipeline's.
+    """Return the error for a query by a former name of a store, or of the store's pipeline.
 
     Return None if neither was renamed, or the user may not read the pipeline.
     """

@@ -127,7 +127,7 @@ class LocalWorker:
     def _require_published(self, shard: LocalShard, as_of: int) -> None:
         """Raise StateError if the shard does not have the published state.
 
-        It may be another worker's shard or an old copy, for example.
+        The shard may be another worker's or an old copy, for example.
         """
         if shard.is_sealed() and not shard.journal().batches:
             raise StateError("The copy of the shard is not complete yet.")

@@ -1,4 +1,4 @@
-"""The reader: queries over the workers of a pinned snapshot."""
+"""The reader: queries the workers of a pinned snapshot and combines their answers."""
 
 from __future__ import annotations
 

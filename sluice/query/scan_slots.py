@@ -10,7 +10,7 @@ from sluice.errors import Busy
 RUNNING = 2
 WAITING = 16
 WAIT_SECONDS = 10.0
-"""How long a query waits for its turn. A running query has the same time limit."""
+"""How long a query waits until it may run. A running query has the same time limit."""
 
 
 class Gate:

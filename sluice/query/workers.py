@@ -208,7 +208,7 @@ def _unavailable(info: WorkerInfo, reason: str) -> WorkerStatus:
 
 
 def _missing_copy(info: WorkerInfo) -> str:
-    """Say that the standby does not have the query's snapshot. Empty if there is no standby."""
+    """Return the error text for a standby without the query's snapshot; empty without a standby."""
     if info.standby is None:
         return ""
     if info.standby.batch < 0:

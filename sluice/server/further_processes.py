@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 START_SECONDS = 60.0
 """How long a process may take until it accepts connections."""
 RESTART_SECONDS = 1.0
-"""How long after the end of a process another one takes its place."""
+"""How long after the end of a process a new process takes its place."""
 STOP_SECONDS = 12.0
 """How long a process may take to end; longer than it lets requests end."""
 
@@ -137,8 +137,8 @@ def _blocked(number: signal.Signals) -> Iterator[None]:
     Ctrl-C in a terminal sends its signal to all processes, but only the first one may act on it,
     and then ends the others.
     """
-    # This process of the standard library would be started with the first of ours, and unblocks
-    # signals.
+    # Start the resource tracker of the standard library before: otherwise, it would be started with
+    # our first process, and would unblock signals.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [number])
     try:
@@ -163,7 +163,7 @@ def _run(
     report: Connection,
     ended: Callable[[], None],
 ) -> None:
-    """Serve in a further process, as its main function."""
+    """Serve in a further process. This is the process's main function."""
 
     def started() -> None:
         # Nobody waits for the report of a process that replaces another one.

@@ -434,7 +434,7 @@ def _head(status: int, headers: Headers, keep_alive: bool) -> _Head | None:
 
 
 class _Outbox:
-    """The connections of an event loop with data to send at the end of its iteration.
+    """The connections of an event loop that have data to send at the end of its iteration.
 
     The system calls for all responses then follow each other. Otherwise a client on the same
     machine interrupts the server after each response.
@@ -455,7 +455,7 @@ class _Outbox:
             try:
                 transport.flush()
             except Exception:
-                # The other connections must get their responses all the same.
+                # An error of one connection must not keep the others from getting their responses.
                 log.exception("A response could not be sent")
                 transport.abort()
 

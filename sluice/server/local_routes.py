@@ -1,7 +1,7 @@
 """A state server's HTTP interface, `/local`: queries, and the writes of runs and moves.
 
-`state.remote.remote_shard` calls the methods of `Shard`, by the calls that are derived from their
-signatures (`state.remote.shard_calls`), and `state.remote.remote_worker` calls `query`.
+Its client `state.remote.remote_shard` calls the methods of `Shard`: see `state.remote.shard_calls`.
+Its client `state.remote.remote_worker` calls `query`.
 """
 
 from __future__ import annotations

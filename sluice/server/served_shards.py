@@ -98,7 +98,7 @@ class ServedShards:
         return location(self._base_url, ref, number)
 
     def _expected(self, ref: GenerationRef) -> GenerationInfo | None:
-        """Return a generation of the ledger, also of a pipeline that is about to get this name."""
+        """Return the generation. For a new name of a pipeline, return that of the old name."""
         info = self._ledger.generations.get(ref)
         if info is None:
             source = self._ledger.renames.source_of(ref)

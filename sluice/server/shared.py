@@ -21,7 +21,7 @@ ShardId = tuple[GenerationRef, int]
 
 @dataclass(frozen=True)
 class Shared:
-    """What the processes of a state server share. One process alone shares it with nobody."""
+    """What the processes of a state server share, such as the set of arriving shards."""
 
     arriving: MutableSet[ShardId] = field(default_factory=set)
     """The shards that the server is receiving."""
@@ -31,7 +31,7 @@ class Shared:
     """The number of this process."""
 
     def of_process(self, number: int) -> Shared:
-        """Return the same for the process with this number."""
+        """Return the object that the process with this number uses."""
         return replace(self, number=number)
 
     def remove(self) -> None:

@@ -149,7 +149,7 @@ def _require_published(ledger: Ledger, ref: GenerationRef, worker: int, address:
 
 
 def register(ledger: Ledger, configuration: Settings, options: ServerOptions) -> None:
-    """Register this server, which listens already, as the owner of its address.
+    """Register this server, which must already listen, as the owner of its address.
 
     Raise StateError or Refused if the address does not lead to this server. Raise Refused if
     another server has the same address, such as 127.0.0.1 on another host.
@@ -254,7 +254,7 @@ def _serve_further(
     sockets: Sequence[socket.socket],
     started: Callable[[], None],
 ) -> None:
-    """Serve in a further process with this number, at sockets of the first process."""
+    """Run server process `number`, accepting connections on the first process's sockets."""
     with Ledger.open(configuration.ledger) as ledger:
         app = make_app(ledger, configuration, options, shared.of_process(number))
         serve(app, options, started, sockets=sockets)
@@ -288,7 +288,8 @@ def serve(
     try:
         server.run(None if sockets is None else [*sockets])
     except SystemExit:
-        # Uvicorn exits for an address in use as well as after a signal.
+        # Uvicorn exits after a signal, but also if the address is in use, before the server has
+        # started.
         if server.started:
             raise
         # Uvicorn has logged the error.
@@ -310,7 +311,7 @@ def uvicorn_config(app: ASGIApp, options: ServerOptions) -> uvicorn.Config:
         ssl_keyfile=options.key,
         http=PatientProtocol,
         loop="uvloop",
-        # Uvicorn would take an app for one of an older version if its call is not a coroutine
+        # Uvicorn treats an app as one of an older ASGI version unless its call is a coroutine
         # function.
         interface="asgi3",
         lifespan="off",

@@ -22,7 +22,7 @@ class TokenHolder(Principal):
     @property
     @override
     def name(self) -> str:
-        """The name of every program with the token, which does not say who sends it."""
+        """The same name for every program with the token: the token does not say who sends it."""
         return "state-server"
 
     @override

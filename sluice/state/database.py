@@ -44,7 +44,7 @@ _COMPILED_FOR_SQLITE: LRUCache[Any, Any] = LRUCache(500)
 _POOL_SECONDS = 5
 """How long a thread waits for a free connection while other threads use all connections."""
 _FILE = "file"
-"""The name under which a connection of a pool remembers its file's identity."""
+"""The key under which a pooled connection keeps the identity of its file."""
 _WHERE_SET = "SLUICE_LEDGER sets the ledger's address, SLUICE_SHARDS the address of the shards."
 """The advice in an error about an invalid address."""
 
@@ -148,7 +148,8 @@ def open_engine(url: URL) -> Engine:
         # PostgreSQL may have been restarted since a connection of the pool was last used.
         secrets = secret_parameters(url)
         engine = create_engine(
-            # The representation of an engine shows the URL, and SQLAlchemy masks only the log-in.
+            # SQLAlchemy masks only the log-in when it shows an engine, so keep other secrets out of
+            # its URL.
             url.difference_update_query(secrets),
             pool_pre_ping=True,
             pool_timeout=_POOL_SECONDS,
@@ -203,7 +204,7 @@ def _listen_sqlite(engine: Engine, path: Path, *, durable: bool) -> None:
         if identity is None:
             raise _gone(path)
         if identity != entry.info[_FILE]:
-            # SQLAlchemy opens another connection.
+            # With this error, SQLAlchemy opens another connection.
             raise DisconnectionError
 
     event.listen(engine, "connect", prepare)
@@ -231,7 +232,7 @@ def _gone(path: Path) -> StateError:
 def _sqlite_dialect() -> Dialect:
     """Return the dialect that all SQLite engines of this process share.
 
-    The first connection tells the dialect SQLite's version.
+    The dialect learns SQLite's version from the first connection.
     """
     engine = create_engine("sqlite://")
     engine.connect().close()
@@ -251,7 +252,7 @@ def transaction(engine: Engine) -> Iterator[Connection]:
 
 
 def insert_of(dialect: str) -> Callable[..., Any]:
-    """Return the function `insert` of a dialect, whose statements can update rows that exist."""
+    """Return the function `insert` of a dialect. Its statements can also update existing rows."""
     # Importing both dialects would take 25 ms, and a process needs only that of its database.
     insert: Callable[..., Any] = import_module(f"sqlalchemy.dialects.{dialect}").insert
     return insert
@@ -259,7 +260,7 @@ def insert_of(dialect: str) -> Callable[..., Any]:
 
 @contextmanager
 def reading(engine: Engine) -> Iterator[Connection]:
-    """Yield a read transaction whose statements all see the database as at the first."""
+    """Yield a read transaction whose statements all see the database as the first one does."""
     # By default, each statement in PostgreSQL sees the newest commits. All statements of a
     # transaction in SQLite see the same state anyway.
     options = {}
@@ -272,7 +273,7 @@ def reading(engine: Engine) -> Iterator[Connection]:
 def close_file(url: str) -> None:
     """Move the write-ahead log of a SQLite database into the database's file.
 
-    Nobody may have the database open. The file can then be read on a read-only disk.
+    No other process may have the database open. The file can then be read on a read-only disk.
     """
     with database_errors("Closing the database"):
         engine = create_engine(database_url(url))

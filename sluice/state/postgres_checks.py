@@ -18,7 +18,7 @@ from sluice.state.shard.addresses import is_remote
 from sluice.state.time_limits import waits_limited
 
 _ROUNDS = 2
-"""How often the questions are repeated: a pooler may give a client the same process by chance."""
+"""How often the connections are compared: a pooler may by chance give a client the same process."""
 _CONDITION = """SELECT pg_is_in_recovery(), current_setting('transaction_read_only'),
     current_database()"""
 
@@ -56,7 +56,7 @@ def require_usable_shards(addresses: Iterable[str]) -> None:
 
 
 def lossy_settings(url: URL, what: str) -> Iterator[str]:
-    """Describe settings of a server with which it can lose its newest commits.
+    """Describe the settings with which a server can lose its newest commits.
 
     Yield nothing for SQLite.
 
@@ -116,14 +116,14 @@ def _is_mixed_up(first: Any, second: Any) -> bool:
     """Return whether two connections share a process, or one connection changes its process."""
     processes: tuple[set[int], set[int]] = (set(), set())
     for _ in range(_ROUNDS):
-        # In this order, the processes differ for a pooler that takes them in turn, however many it
-        # has.
+        # A pooler that takes its processes in turn then gives one of the connections different
+        # processes, however many it has.
         for number in (0, 1, 1, 0):
             connection = (first, second)[number]
             (process,) = connection.execute("SELECT pg_backend_pid()", prepare=False).fetchone()
             processes[number].add(process)
-            # After the first two questions, most poolers are recognized. The others may have no
-            # free process.
+            # Most poolers are recognized after the first two queries. A further query may find no
+            # free process in the pooler.
             if len(processes[number]) > 1 or processes[0] & processes[1]:
                 return True
     return False

@@ -42,7 +42,7 @@ _TCP = {
 
 SESSION: Mapping[str, str] = {
     # Sluice's transactions are written for this level. In a stricter level, they would fail if
-    # another one changes the same row meanwhile, as the heartbeat of a lease does.
+    # another transaction changes the same row meanwhile, as the heartbeat of a lease does.
     "default_transaction_isolation": "read committed",
     # A commit counts once the server has written it to its disk, and to those of its synchronous
     # replicas.
@@ -52,7 +52,7 @@ SESSION: Mapping[str, str] = {
     "idle_session_timeout": "0",
     "transaction_timeout": "0",
 }
-"""Settings that replace those of the server, of the database and of the role."""
+"""Settings that override those of the server, of the database and of the role."""
 _SINCE = {"idle_session_timeout": 140_000, "transaction_timeout": 170_000}
 """Setting → the first version of PostgreSQL that has it."""
 

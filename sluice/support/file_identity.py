@@ -1,4 +1,4 @@
-"""Tells a file from another one that has taken its place."""
+"""Detects that another file has taken the place of a file."""
 
 from __future__ import annotations
 

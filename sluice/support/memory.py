@@ -39,7 +39,7 @@ def release_memory_after_rows(count: int) -> None:
 def release_much_memory() -> None:
     """Return freed memory to the operating system if this process has much memory.
 
-    Where the system does not tell the process's memory, return it, too.
+    If the amount of the process's memory is unknown, also return freed memory.
     """
     if _resident_bytes() > _MUCH_BYTES:
         release_unused_memory()

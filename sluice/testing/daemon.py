@@ -18,7 +18,7 @@ with importing():
 
 
 def freeze(phase: str, info: dict[str, int]) -> None:
-    """Exclude the objects that a full garbage collection has kept from later collections."""
+    """After a full garbage collection, exclude the remaining objects from later collections."""
     if phase == "stop" and info["generation"] == 2:
         gc.freeze()
 

@@ -509,7 +509,7 @@ def _key_of(row: StateRow, store: StoreInfo) -> Any:
 
 
 def _rows(locations: Sequence[str], store: StoreInfo, batch: int) -> Iterator[StateRow]:
-    # Every shard holds a whole copy of a global table.
+    # Every shard holds a whole copy of a global table, so one shard is enough.
     if store.kind == "global":
         locations = locations[:1]
     for worker, location in enumerate(locations):

@@ -46,7 +46,7 @@ def require_zone(where: str, zone: str) -> None:
 
 
 def require_batch_limit(where: str, name: str, value: float) -> float:
-    """Return a limit of a batch's records, unless it is neither a number of records nor a share.
+    """Return the limit if it is a number of records, or a share of a batch's records.
 
     Raise TopologyError otherwise.
     """

@@ -14,7 +14,7 @@ _FILL = {"Source": "#dbeafe", "Aggregate": "#dcfce7", "Cogroup": "#dcfce7", "Sin
 
 
 class Drawn(Protocol):
-    """What a drawing shows of a pipeline."""
+    """The parts of a pipeline that a drawing needs."""
 
     @property
     def name(self) -> str: ...
@@ -48,7 +48,7 @@ def text(pipeline: Drawn) -> str:
 
 
 def _idle_settings(pipeline: Drawn) -> list[str]:
-    """Return what happens to stream time while topics are silent."""
+    """Describe what happens to stream time while topics are silent."""
     settings = []
     if pipeline.idle_timeout_ms is not None:
         settings.append(

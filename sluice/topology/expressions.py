@@ -1,4 +1,4 @@
-"""What a topology asks about SQL expressions: whether they are valid, and of which types they are.
+"""Checks SQL expressions for a topology: whether they are valid, and which types they have.
 
 Importing the parser takes as long as importing all the rest of a topology, and a pipeline of Python
 functions does not need the parser. The functions of this module import it when they are called. No

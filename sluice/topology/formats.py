@@ -80,9 +80,10 @@ def Avro(  # noqa: N802  (reads as a type)
     Records are written with the schema that follows from the class, which the subject must have:
     see `sluice schema push`. With `register=True`, a run registers it. `version` is a number or
     "latest", and `metadata` chooses the latest version with this metadata; records are then written
-    with that version. The subject is `TOPIC-value`, or by `strategy` the name of the record, in the
-    `namespace`, or both; `subject` names another one. With `schema_in="header"`, written records
-    name their schema in the header `__value_schema_id`. Both ways are read.
+    with that version. The subject is `TOPIC-value`. With `strategy="record"`, it is the record's
+    name in the `namespace`; with `"topic_record"`, it has both names. `subject` names another
+    one. With `schema_in="header"`, written records name their schema in the header
+    `__value_schema_id`. When records are read, the schema may be named in either way.
     """
     chosen = RegistryFormat(
         kind="AVRO",
@@ -102,7 +103,8 @@ def Avro(  # noqa: N802  (reads as a type)
         node = parse(schema)
         record = _name_of(node)
     except TopologyError as error:
-        # Such a class can still be read: only a schema to write does not follow from it.
+        # Values of such a class can still be read. Only a schema to write cannot be derived from
+        # it.
         problem, advice = error.detail, error.next_step
     of_class = replace(chosen, schema=schema, problem=problem, advice=advice, record=record)
     return _serde(value, of_class)
@@ -120,9 +122,9 @@ def avro_key(
 ) -> Callable[[Any], Any]:
     """Return a format of keys in Avro, for `key=` of a source or of an output.
 
-    Inside a pipeline, a key is a text: a text as it is, a number as its digits, and a record as a
-    JSON object. A key that is read is decoded by the schema that it names. A key that is written
-    has the schema of `kind`: str, int, or a class of fields. The subject is `TOPIC-key`; the other
+    Inside a pipeline, every key is text: a number becomes its digits, and a record becomes a JSON
+    object. A key that is read is decoded by the schema that it names. A key that is written has the
+    schema of `kind`: str, int, or a class of fields. The subject is `TOPIC-key`; the other
     parameters are those of `Avro`. The header for keys is `__key_schema_id`.
     """
     schema = schema_of_contract(kind, namespace)

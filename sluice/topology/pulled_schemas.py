@@ -21,7 +21,7 @@ _HERE = f"{Path(__file__).parent}{os.sep}"
 
 def file_of(folder: Path, subject: str) -> Path:
     """Return the file with a subject's schema, for pipelines in this folder."""
-    # A subject of a context has colons, and one by the name of a record may have slashes.
+    # Subjects in a context contain colons. A subject that is a record's name may contain slashes.
     name = ""
     for sign in subject:
         name += sign if sign.isalnum() or sign in "-_." else "_"
@@ -32,7 +32,7 @@ def pulled_schema(where: str, subject: str) -> RegisteredSchema:
     """Read the schema of a subject for the file that is being loaded."""
     folder = _folder_of_caller()
     path = file_of(folder, subject)
-    # Spark puts the files of a run into one folder on the hosts of its executors.
+    # On the hosts of executors, Spark puts the files of a run into one folder, so look there, too.
     for place in (path, folder / path.name):
         if place.is_file():
             return read_file(place)

@@ -520,11 +520,11 @@ class Stream(Handle[V]):
         value, the function is not called, and the value stays null.
 
         The answers are recorded with the state, under the name `answers` (by default, the
-        function's name), and kept for the time `keep`. A batch that is repeated after a crash, and
-        a rebuild, use the recorded answers, so each record has only one answer. After a crash, only
-        calls whose answers were not recorded are made again. With `keep=None`, no answers are
-        recorded. To make the calls for all records again, set `answers` to another name, and
-        rebuild the pipeline.
+        function's name), and kept for as long as `keep` says. A batch that is repeated after a
+        crash, and a rebuild, use the recorded answers, so each record has only one answer. After a
+        crash, only calls whose answers were not recorded are made again. With `keep=None`, no
+        answers are recorded. To make the calls for all records again, set `answers` to another
+        name, and rebuild the pipeline.
         """
         where = self._where("call")
         if size is None:
@@ -589,10 +589,10 @@ class Stream(Handle[V]):
         whose fields are the columns to read.
 
         Sluice reads the rows of many records in one statement, and keeps up to `cache` rows in
-        memory for the time `staleness`. If the table has no row for a record, or the record's key
-        is null, `right` is null. With `on_missing="drop"`, such a record is dropped. With
-        `on_missing="error"`, `on_error` decides what happens to it. A record with a null value is
-        always dropped. A read that fails, or takes longer than `timeout`, is repeated up to
+        memory for as long as `staleness` says. If the table has no row for a record, or the
+        record's key is null, `right` is null. With `on_missing="drop"`, such a record is dropped.
+        With `on_missing="error"`, `on_error` decides what happens to it. A record with a null value
+        is always dropped. A read that fails, or takes longer than `timeout`, is repeated up to
         `retries` times. If the last repetition fails, too, the run ends.
 
         Rows are recorded like the answers of `call`, under the name `answers` (by default, the
@@ -645,7 +645,7 @@ class Stream(Handle[V]):
 
         The values are recorded like the answers of `call`, under the name `answers` (by default,
         the names of the pipeline and the store). So in a repeated batch or a rebuild, a record gets
-        the value that it got when it was first processed. `keep` says for how long.
+        the value that it got when it was first processed. `keep` says how long the values are kept.
         """
         where = self._where("lookup_in")
         if not isinstance(store, StoreOf):

@@ -71,7 +71,7 @@ def hopping(
     zone: str | None = None,
     offset: Size = "0 s",
 ) -> TimeWindow:
-    """Define windows of `size`, of which one begins every `advance`.
+    """Define windows of `size`, with a new window every `advance`.
 
     A record can be late for only some of its windows.
 
@@ -133,7 +133,7 @@ def sliding(size: Duration, grace: Duration = "0 s") -> SlidingWindow:
 def session(gap: Duration, grace: Duration = "0 s") -> SessionWindow:
     """Define sessions of activity: a key's records at most `gap` apart are in the same session.
 
-    A record that is at most `gap` apart from two sessions joins them into one. With a gap of 0, the
+    A record within `gap` of two sessions merges them into one. With a gap of 0, the
     records of a session have the same time.
     """
     gap_ms = milliseconds(gap)

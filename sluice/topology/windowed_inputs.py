@@ -40,7 +40,7 @@ def require_same_windows(where: str, inputs: Iterable[nodes.Node]) -> None:
 
 
 def _bounds(window: AnyWindow) -> tuple[object, ...]:
-    """Return the properties that two window definitions must share for windows of equal bounds."""
+    """Return the properties that must be equal for two definitions to have equal windows."""
     kind = type(window)
     # Advance and grace do not count: a hopping window can have the bounds of a tumbling window. Nor
     # do the gaps of sessions, whose `size_ms` is None: sessions with different gaps can have the

@@ -1,7 +1,7 @@
 """Gives a run to a warm driver, if there is one for it (`warm/identity.py` says which).
 
 A run that no warm driver takes starts a driver of its own. So does a run whose warm driver is lost:
-the run that was lost may have published some batches, and the next one goes on behind them.
+the lost run may have published some batches, and the run in its own driver continues after them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sluice.warm.identity import driver_key, drivers_folder, socket_path
 from sluice.warm.messages import PART, Request, decode_reply, send_request
 
 _UNTIL_STARTED_S = 10.0
-"""How long a run waits for its turn on a warm driver before it starts a driver of its own."""
+"""How long a run waits until a warm driver starts it, before the run starts a driver of its own."""
 LOST = (
     "The warm driver has ended during the run. The run starts again in a driver of its own; "
     "published batches are kept."
@@ -104,7 +104,7 @@ class WarmRun:
         return None if line is None else decode_reply(line).status
 
     def _next_line(self, patience_s: float | None) -> bytes | None:
-        """Return the next line; None if the connection ends before, or refuses the request."""
+        """Return the next line; None if the connection has ended, or the request is refused."""
         self.connection.settimeout(patience_s)
         while b"\n" not in self._received:
             try:
@@ -129,13 +129,14 @@ def run_warm(
 ) -> int | None:
     """Run a pipeline on a warm driver, with this process's output. Return the run's status.
 
-    Return None if there is no warm driver for the run, or if it is lost.
+    Return None if there is no warm driver for the run, or if the driver is lost.
 
     If this process gets a signal to end, kill the run and raise Interrupted.
     """
     with ExitStack() as stack:
         begin = stack.enter_context(interruptible())
-        # No child of this process must ignore SIGINT, and a signal from now on ends the run.
+        # Call `begin` before the run's child processes exist: they must not ignore SIGINT. From now
+        # on, a signal ends the run.
         begin()
         run = stack.enter_context(warm_run(settings, kafka, master, arguments, delta=delta))
         if run is None:
@@ -249,7 +250,7 @@ def _start_driver(settings: Settings, master: str, key: str, *, delta: bool) -> 
 
 def _spawn(command: Sequence[str], variables: Mapping[str, str], log: Path) -> None:
     """Start a program that outlives this process, with its output in a file."""
-    # Another run may be starting the same driver, which then ends at once.
+    # Another run may be starting the same driver. One of the two drivers then ends at once.
     with log.open("a") as output:
         subprocess.Popen(
             command,
@@ -265,7 +266,7 @@ def _spawn(command: Sequence[str], variables: Mapping[str, str], log: Path) -> N
 def locked(settings: Settings, key: str) -> Iterator[bool]:
     """Hold the lock of a driver's key in the block. Yield whether it was free.
 
-    A driver holds it from its start to its end.
+    A driver holds the lock from its start to its end.
     """
     folder = drivers_folder(settings)
     folder.mkdir(parents=True, exist_ok=True)

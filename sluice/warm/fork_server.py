@@ -1,11 +1,11 @@
 """The process of a warm driver that forks a process for each run.
 
-It has imported everything that a run needs, and has a single thread, so that its forks are sound.
-It makes no call that can block: it never calls the JVM, and it reads and writes its connections
-only when they are ready. A run's process has the client's environment, folder and output, and is
-the leader of a session of its own, so that everything that it has started can be ended with it.
-Therefore, what a run does to its process, such as leaking threads or calling `os._exit`, affects
-neither this process nor other runs.
+It has imported everything that a run needs. It has a single thread, so no fork copies a lock that
+another thread holds. It makes no call that can block: it never calls the JVM, and it reads and
+writes its connections only when they are ready. A run's process has the client's environment,
+folder and output, and is the leader of a session of its own, so that everything that it has started
+can be ended with it. Therefore, what a run does to its process, such as leaking threads or calling
+`os._exit`, affects neither this process nor other runs.
 
 A run ends in one of these ways:
 
@@ -43,14 +43,14 @@ RunFunction: TypeAlias = Callable[[dict[str, str], list[str], int], int]
 and the number of the run."""
 _CREDENTIALS = struct.Struct("3i")
 _UNTIL_JVM_IS_MISSED_S = 0.3
-"""How long after the failure of a run its cause may be seen to be the end of the JVM."""
+"""How long to wait, after a run has failed, for the message that the JVM has ended, too."""
 _LONGEST_WAIT_S = 86_400.0
-"""The system's calls take no time of many days."""
+"""The upper limit of one wait: the system's calls do not accept a time of many days."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """When a driver takes no more runs."""
+    """The limits after which a driver takes no more runs."""
 
     at_once: int = 4
     """The most runs that are processed at the same time. The others wait."""
@@ -59,7 +59,8 @@ class Limits:
     runs: int = 500
     """A driver ends after so many runs."""
     age_s: float = 12 * 3_600.0
-    """A driver ends after so many seconds, when the runs have ended that it has taken by then."""
+    """After so many seconds, a driver takes no more runs, and ends after the runs that it has
+    taken."""
 
 
 @dataclass(eq=False)
@@ -77,7 +78,7 @@ class _Client:
     is_gone: bool = False
 
     def answer(self, reply: Reply) -> None:
-        """Send a reply. A client that does not take its few bytes has gone."""
+        """Send a reply. If the client does not take these few bytes, it is gone."""
         with suppress(OSError):
             self.connection.send(encode_reply(reply))
 
@@ -176,7 +177,7 @@ class ForkServer:
     def _receive(self, client: _Client) -> None:
         """Receive a part of a request, or find out that the client has gone."""
         if client not in self._clients:
-            # An event of the same moment has ended the run.
+            # Another event in the same round has already ended the run.
             return
         if client.request is not None:
             self._lose_client(client)
@@ -206,7 +207,7 @@ class ForkServer:
             return
         client.is_gone = True
         self._selector.unregister(client.connection)
-        # The process's end follows as an event.
+        # The end of the process is a further event, which calls `_end`.
         kill_session(client.pid)
 
     def _start_waiting(self) -> None:
@@ -230,7 +231,7 @@ class ForkServer:
         return lambda: self._end(client)
 
     def _end(self, client: _Client) -> None:
-        """Report the end of a run's process, after ending what it has left."""
+        """Kill the processes that a run has left, and report the run's end."""
         status = self._reap(client)
         self._last_used = time.monotonic()
         if status and not client.is_gone and self._has_lost_jvm():
@@ -240,8 +241,8 @@ class ForkServer:
         self._drop(client)
 
     def _reap(self, client: _Client) -> int:
-        """End all processes of a client's run, and return the status of the first of them."""
-        # As long as nobody has asked for the status, the session's number cannot be used again.
+        """End all processes of a client's run, and return the status of the run's first process."""
+        # Until the status has been read, the system does not use the session's number again.
         kill_session(client.pid)
         _, waited = os.waitpid(client.pid, 0)
         del self._running[client.pid]
@@ -258,7 +259,7 @@ class ForkServer:
         self._is_lost = True
 
     def _drop(self, client: _Client) -> None:
-        """Forget a client, and kill its run if it goes on."""
+        """Forget a client, and kill its run if it is still running."""
         if client.pid:
             self._reap(client)
         with suppress(KeyError, ValueError):
@@ -291,7 +292,7 @@ class ForkServer:
         except SystemExit as ended:
             status = ended.code if isinstance(ended.code, int) else bool(ended.code)
         except BaseException:
-            # As the interpreter does at the end of a program.
+            # Print the traceback, as the interpreter does for an exception that ends a program.
             sys.excepthook(*sys.exc_info())
         finally:
             os._exit(status)

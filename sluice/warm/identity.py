@@ -1,7 +1,7 @@
 """Which runs a warm driver may take.
 
-They are those for which everything is equal that a JVM or an imported module keeps.
-A warm driver listens at a socket whose name is a digest of all of this, so a run never finds a
+A JVM and imported modules keep settings and code. A warm driver may only take runs for which all of
+this is equal. The driver listens at a socket whose name is a digest of it, so a run never finds a
 driver of another version, with other settings of Spark, or with other libraries.
 """
 
@@ -34,7 +34,7 @@ _KEPT_NAMES = (
 _OF_STORAGE = ("AWS_", "AZURE_", "GOOGLE_", "KRB5")
 """Prefixes of the variables with which the JVM reaches the storage of Delta tables."""
 _SET_BY_SLUICE = ("SPARK_LOCAL_IP",)
-"""Variables that `submission` sets, whatever the user's are."""
+"""Variables that `submission` sets, whatever their values in the user's environment."""
 
 
 def driver_key(settings: Settings, master: str, *, delta: bool) -> str:
@@ -82,7 +82,7 @@ def _dependencies(paths: str) -> Iterator[tuple[str, int]]:
 
 
 def _newest_module() -> int:
-    """Return the time at which a module of this package was last changed."""
+    """Return the newest time at which any module of this package was changed."""
     newest = 0
     for folder, _, names in os.walk(_PACKAGE):
         if folder.endswith("__pycache__"):

@@ -20,7 +20,7 @@ PART = 65_536
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A run for a warm driver."""
+    """A request to do a run on a warm driver."""
 
     key: str
     """The key of the driver that the client expects."""
@@ -60,7 +60,7 @@ class Incoming:
         self.descriptors: list[int] = []
 
     def receive(self, connection: socket.socket) -> Request | None:
-        """Receive a part from a connection that has one. Return the request when it is complete.
+        """Receive a part from a readable connection. Return the request when it is complete.
 
         Raise ConnectionError if the connection has ended, and ValueError if the message is not a
         request.

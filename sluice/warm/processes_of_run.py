@@ -13,7 +13,7 @@ _ROUNDS = 20
 
 
 def end_with_parent(parent: int) -> None:
-    """Let this process be killed when its parent, whose process id is given, ends."""
+    """Have the system kill this process when its parent, the process with id `parent`, ends."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # The parent may have ended before the call.
     if os.getppid() != parent:

@@ -54,6 +54,16 @@ def make_audit(batch: int, epoch: int, *sources: SourceAudit) -> Audit:
     )  # fmt: skip
 
 
+_OPENED: list[Ledger] = []
+"""The ledgers of all `States` since `close_ledgers` was last called."""
+
+
+def close_ledgers() -> None:
+    """Close the connections that `States` have opened; a ledger that is used again opens new ones."""
+    while _OPENED:
+        _OPENED.pop().close()
+
+
 @dataclass
 class States:
     """A pipeline with a store `totals` (group 0, column 0), `revenue` (group 0, column 1) and `windows` (group 1)."""
@@ -69,6 +79,7 @@ class States:
 
     def __post_init__(self) -> None:
         self.ledger = Ledger.open(self.ledger_at or ledger_url(self.database))
+        _OPENED.append(self.ledger)
         self.stores = self.stores or (
             self.store("revenue", store_column=1),
             self.store("totals"),

@@ -50,7 +50,8 @@ class AirflowUser(Principal):
 
     @override
     async def readable(self, pipelines: Collection[str]) -> Collection[str]:
-        # A manager such as Keycloak's asks another server about each DAG.
+        # Check all pipelines at once, because a manager such as Keycloak's sends a request to
+        # another server for each DAG.
         allowed = await asyncio.gather(*[self.may_read(pipeline) for pipeline in pipelines])
         return [pipeline for pipeline, may in zip(pipelines, allowed, strict=True) if may]
 

@@ -157,7 +157,7 @@ def _parameter(name: str, schema: dict[str, Any], in_path: bool, required: bool)
 def _encoded_schema(schema: Any) -> Any:
     """Adapt a schema to the encoder.
 
-    It writes decimals as numbers, and omits optional members that are null.
+    The encoder writes decimals as numbers, and omits optional members that are null.
     """
     if isinstance(schema, list):
         return [_encoded_schema(item) for item in schema]

@@ -6,7 +6,7 @@ from starlette.types import Scope
 
 
 def header(scope: Scope, name: bytes) -> bytes:
-    """Return the value of the first header with this name, or nothing if there is no such header.
+    """Return the value of the first header with this name; empty if there is no such header.
 
     `name` must be in lower case. A look-up in Starlette's `Request.headers` takes longer.
     """

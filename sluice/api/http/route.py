@@ -331,8 +331,8 @@ class ParameterReader:
             if name in self._lists:
                 values.setdefault(name, []).append(value)
             elif name not in self._names:
-                # Only the routes of the page are not described. They ignore unknown parameters,
-                # because other sites may add some to their links to the page.
+                # The routes of the page are not in the OpenAPI description. They ignore unknown
+                # parameters, because other sites may add some to their links to the page.
                 if self.route.is_described:
                     raise self._unknown(name)
             elif name in values:

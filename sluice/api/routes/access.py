@@ -1,6 +1,6 @@
 """Finds the pipelines and stores that the user of a request may read, and pins their snapshots.
 
-Every route gets to data through `Access`. `auth.permissions` says who decides what the user may
+Every route gets to data through `Access`. See `auth.permissions` for who decides what the user may
 read.
 """
 
@@ -80,16 +80,16 @@ class Access:
         self.state.figures.clear()
 
     async def note(self, pipeline: str, action: str, detail: str = "", run: str = "") -> None:
-        """Note that the user has done something to a pipeline.
+        """Record an action of the user on a pipeline.
 
-        What was done stays done if the ledger is away, so this raises no error then.
+        The action has already been done, so this raises no error if the ledger does not answer.
         """
         add = self.state.ledger.activities.add
         with suppress(StateError):
             await asyncio.to_thread(add, pipeline, action, self.user.name, detail, run)
 
     async def require_edit(self, pipeline: str) -> None:
-        """Raise NotFound if the user may not read the pipeline, Forbidden if not edit it."""
+        """Raise NotFound unless the user may read the pipeline, Forbidden unless also edit it."""
         await self.require_pipeline(pipeline)
         if not await self.user.may_edit(pipeline):
             raise Forbidden(f"You may read {pipeline!r} but not edit its DAG.")
@@ -146,7 +146,7 @@ class Access:
         return pin
 
     async def _require_not_renamed(self, store: str, pipeline: str | None) -> None:
-        """Raise NotFound, with the name now, if the store or its pipeline was renamed."""
+        """If the store or its pipeline was renamed, raise NotFound, with the new name."""
         readable = await self.look_up_all()
         renamed = await read_ledger(
             lambda: renamed_store(self.state.ledger.renames, store, pipeline, readable.__contains__)
@@ -215,6 +215,6 @@ def require_complete(workers: Iterable[WorkerStatus]) -> None:
 
 async def access_of(request: Request) -> Access:
     """Return the access of a request's user."""
-    # A state server has its own state.
+    # In a state server, the request has the server's `ApiState`.
     state: ApiState | None = request.scope["state"].get(API_STATE)
     return Access(request, state or await state_of_settings(), principal(request))

@@ -21,7 +21,7 @@ router = Router("costs", "/v1/costs")
 
 
 class CostsQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """The days whose costs are wanted."""
+    """The parameters of `list_costs`."""
 
     days: Annotated[
         int, Meta(description="The number of days up to today, in UTC.", ge=1, le=COST_DAYS)

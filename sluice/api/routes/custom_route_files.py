@@ -100,7 +100,7 @@ _LOADING = Lock()
 
 
 def routes_in(folder: Path) -> tuple[Route, ...]:
-    """Return the routes of a folder, which the first thread that asks for them loads."""
+    """Return the routes of a folder. The first caller loads them."""
     # The cache alone would let two threads load the files at the same time.
     with _LOADING:
         return _load_once(folder)

@@ -109,7 +109,7 @@ class Stores:
     ) -> list[Entry]:
         """Return all entries in order, up to 100,000.
 
-        With `here=True`, only those of shards that this process opens.
+        With `here=True`, return only the entries of shards that this process opens.
         """
         pin = await self._pin(store)
         workers: list[WorkerInfo] | None = None
@@ -312,7 +312,7 @@ def _route(
                 ROUTE_SECONDS, function(stores, **msgspec.structs.asdict(query)), _too_slow
             )
         except SystemExit as error:
-            # If SystemExit went on, it would end the whole server.
+            # SystemExit would end the whole server.
             raise RuntimeError("The route called sys.exit.") from error
         if not has_etag or not stores.snapshots:
             return reply(answer)

@@ -58,7 +58,7 @@ Step = Annotated[
 
 
 class DeadLettersQuery(PipelineQuery, frozen=True, kw_only=True):
-    """Dead letters by reason, time and partition."""
+    """The parameters of `list_dead_letters`."""
 
     reason: Reason = ""
     since: Since | None = None
@@ -198,7 +198,7 @@ async def redrive(request: Request, query: PipelineQuery, chosen: Redrive) -> Re
 
 
 def _contract(contracts: Mapping[str, Mapping[str, str]], topic: str) -> Mapping[str, str] | None:
-    """Return the fields of a topic's contract, also of one that a pattern matches.
+    """Return the fields of a topic's contract, or of the contract of a pattern that matches it.
 
     Return None without one.
     """

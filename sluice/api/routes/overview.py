@@ -33,7 +33,7 @@ _NO_DAG = DagState(paused=False, last_run=None)
 
 
 class ChosenPipelines(msgspec.Struct, frozen=True, kw_only=True):
-    """Which pipelines of the overview."""
+    """The filters that choose pipelines of the overview."""
 
     health: Annotated[
         PipelineHealth | None, Meta(description="Only pipelines with this health.")
@@ -55,7 +55,7 @@ class ChosenPipelines(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OverviewQuery(ChosenPipelines, frozen=True, kw_only=True):
-    """The pipelines of the overview."""
+    """The parameters of `show_overview`."""
 
     pipeline: Annotated[str, Meta(description="Only this pipeline.", max_length=200)] | None = None
     limit: Annotated[
@@ -64,7 +64,7 @@ class OverviewQuery(ChosenPipelines, frozen=True, kw_only=True):
 
 
 class SummaryQuery(ChosenPipelines, frozen=True, kw_only=True):
-    """The pipelines of the summary."""
+    """The parameters of `summarize`."""
 
     limit: Annotated[
         int, Meta(description="Maximum number of pipelines in `first`.", ge=0, le=100_000)
@@ -195,7 +195,7 @@ def _health(
     if trouble == "broken":
         return PipelineHealth.BROKEN
     state = dag.last_run.state if dag.last_run else ""
-    # A driver or a task that waits for others is not at work, although Airflow says that it runs.
+    # A driver or a task that waits for others does no work, although Airflow shows it as running.
     is_at_work = not {"slot", "lease", "registry"} & {*kinds}
     # If the lease is held, a driver is running, even if Airflow has not started this driver. After
     # a failed run, a held lease proves nothing, because a killed driver's lease is held until it
@@ -207,7 +207,7 @@ def _health(
     # The run waits for the registry. Or it has failed, and is repeated until the registry is back.
     if trouble == "waiting" and "registry" in kinds:
         return PipelineHealth.WAITING
-    # Airflow remembers how the last run of a retired pipeline ended.
+    # Airflow still shows the last run of a retired pipeline as failed. That is no failure any more.
     if trouble == "failed" or (state == "failed" and calm != "retired"):
         return PipelineHealth.FAILED
     if trouble == "waiting":

@@ -45,8 +45,8 @@ Pipeline = Annotated[str, Meta(description="The pipeline's name.", max_length=20
 
 
 CHANGED_ONLY = "--changed-only"
-"""The option of `sluice rebuild` that is in the next step of a pipeline whose stores have changed,
-if it helps."""
+"""The option in the next step after stores have changed, if a rebuild of only those stores is
+possible."""
 
 
 class Form(StrEnum):
@@ -61,13 +61,13 @@ class PipelineQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SnapshotsQuery(PipelineQuery, frozen=True, kw_only=True):
-    """The newest snapshots of a pipeline."""
+    """The parameters of `list_snapshots`."""
 
     limit: Annotated[int, Meta(description="Maximum number of snapshots.", ge=1, le=1_000)] = 20
 
 
 class BatchesQuery(PipelineQuery, frozen=True, kw_only=True):
-    """The newest batches of a pipeline."""
+    """The parameters of `list_batches`."""
 
     limit: Annotated[int, Meta(description="Maximum number of batches.", ge=1, le=5_000)] = 100
     since: (
@@ -80,7 +80,7 @@ class BatchesQuery(PipelineQuery, frozen=True, kw_only=True):
 
 
 class HistoryQuery(PipelineQuery, frozen=True, kw_only=True):
-    """The batches of a time, in columns."""
+    """The parameters of `show_history`."""
 
     since: Annotated[str, Meta(description="The begin of the time.", max_length=100)]
     until: Annotated[str, Meta(description="The end of the time.", max_length=100)]
@@ -88,13 +88,13 @@ class HistoryQuery(PipelineQuery, frozen=True, kw_only=True):
 
 
 class RunsQuery(PipelineQuery, frozen=True, kw_only=True):
-    """The newest runs of a pipeline."""
+    """The parameters of `list_runs`."""
 
     limit: Annotated[int, Meta(description="Maximum number of runs.", ge=1, le=MOST_RUNS)] = 20
 
 
 class FinishedRunsQuery(PipelineQuery, frozen=True, kw_only=True):
-    """The runs that ended in a time."""
+    """The parameters of `list_finished_runs`."""
 
     since: Annotated[str, Meta(description="The begin of the time.", max_length=100)]
     until: Annotated[str, Meta(description="The end of the time.", max_length=100)]
@@ -102,7 +102,7 @@ class FinishedRunsQuery(PipelineQuery, frozen=True, kw_only=True):
 
 
 class ActivityQuery(PipelineQuery, frozen=True, kw_only=True):
-    """What people have done to a pipeline."""
+    """The parameters of `list_activity`."""
 
     limit: Annotated[int, Meta(description="Maximum number of activities.", ge=1, le=1_000)] = 100
 
@@ -151,11 +151,11 @@ class StartPause(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Resume(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Nothing: the pipeline runs again."""
+    """The body of a request to resume a pipeline, which is empty."""
 
 
 class TopologyQuery(PipelineQuery, frozen=True, kw_only=True):
-    """The topology of a pipeline."""
+    """The parameters of `get_topology`."""
 
     form: Annotated[Form, Meta(description="The output format.")] = msgspec.field(
         default=Form.TEXT, name="format"
@@ -200,7 +200,7 @@ async def list_batches(request: Request, query: BatchesQuery) -> Response:
 
 @router.get("/{pipeline}/history", answers.History, parameters=HistoryQuery)
 async def show_history(request: Request, query: HistoryQuery) -> Response:
-    """Add up the batches and runs of the pipeline in a time, in equal parts of this time."""
+    """Add up the pipeline's batches and runs in a period, for each of its equal parts."""
     access = await access_of(request)
     info = await access.generation(query.pipeline)
     since, until = parse_moment("since", query.since), parse_moment("until", query.until)
@@ -224,7 +224,7 @@ async def list_runs(request: Request, query: RunsQuery) -> Response:
 
 @router.get("/{pipeline}/finished-runs", list[answers.FinishedRun], parameters=FinishedRunsQuery)
 async def list_finished_runs(request: Request, query: FinishedRunsQuery) -> Response:
-    """Return the runs that ended in a time and what they cost, newest first.
+    """Return the runs that ended in a period and what they cost, newest first.
 
     They include runs from the command line. Runs are known for eight days.
     """
@@ -245,8 +245,8 @@ async def list_finished_runs(request: Request, query: FinishedRunsQuery) -> Resp
 async def list_activity(request: Request, query: ActivityQuery) -> Response:
     """Return who did what to the pipeline, newest first.
 
-    It has runs that users started, pauses, replays, re-drives and so on, and changes of the
-    pipeline's file or of Sluice's version, which the next run shows.
+    The list has runs that users started, pauses, replays, re-drives and so on. It also has changes
+    of the pipeline's file or of Sluice's version, once a run has used them.
     """
     access = await access_of(request)
     await access.require_pipeline(query.pipeline)
@@ -262,8 +262,8 @@ async def list_activity(request: Request, query: ActivityQuery) -> Response:
 async def start_run(request: Request, query: PipelineQuery, start: StartRun) -> Response:
     """Trigger the pipeline's DAG.
 
-    It reads records, replays into a new generation, or promotes or drops that generation. The user
-    needs the permission to edit the DAG. The new run waits until the previous run has ended.
+    The run reads records, replays into a new generation, or promotes or drops that generation. The
+    user needs the permission to edit the DAG. The new run waits until the previous run has ended.
     """
     access = await access_of(request)
     await access.require_edit(query.pipeline)
@@ -294,7 +294,7 @@ def _runs_path(root: str, pipeline: str) -> str:
 
 @router.post("/{pipeline}/pause", answers.Pause, body=StartPause, parameters=PipelineQuery)
 async def pause_pipeline(request: Request, query: PipelineQuery, pause: StartPause) -> Response:
-    """Pause the pipeline: no run of it starts, and nothing counts as wrong with it.
+    """Pause the pipeline: its runs do not start, and nothing counts as wrong with it.
 
     The user needs the permission to edit the DAG. A run in progress ends when it has read all
     records.

@@ -16,7 +16,7 @@ log = structlog.get_logger(__name__)
 
 
 def note_query(request: Request, user: Principal, pin: Pin) -> None:
-    """Log a query of a store. Lists of all stores, which read no values, are no queries."""
+    """Log a query of a store. Do not log lists of all stores, which read no values."""
     if not settings().audit_queries:
         return
     kind = _kind(request.scope["path"], pin.store.name)

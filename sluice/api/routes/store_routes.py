@@ -58,7 +58,7 @@ Field = Annotated[
 
 
 class ListQuery(msgspec.Struct, frozen=True):
-    """Parameters of the list of stores."""
+    """The parameters of `list_stores`."""
 
     entries: Annotated[bool, Meta(description="Count the entries.")] = False
     pipeline: (
@@ -123,7 +123,7 @@ class RangeQuery(WindowQuery, frozen=True, kw_only=True):
 
 
 class PageQuery(RangeQuery, frozen=True, kw_only=True):
-    """A page of a range."""
+    """The parameters of `get_page`."""
 
     limit: Limit = 100
     cursor: (
@@ -153,7 +153,7 @@ class CombineQuery(RangeQuery, frozen=True, kw_only=True):
 
 
 class TopQuery(RangeQuery, frozen=True, kw_only=True):
-    """The largest or smallest values of a range."""
+    """The parameters of `get_top`."""
 
     field: Field = ""
     limit: Limit = 10
@@ -161,7 +161,7 @@ class TopQuery(RangeQuery, frozen=True, kw_only=True):
 
 
 class DiffQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Two snapshots of a store, of one generation or of two."""
+    """The parameters of `diff_snapshots`: two snapshots, of one generation or of two."""
 
     store: Store
     before: Annotated[

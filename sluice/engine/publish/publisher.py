@@ -1,6 +1,7 @@
 """Publishes a batch: writes the shards, the output, and then the snapshot in the ledger.
 
-The snapshot has the offsets up to which records have been read, so both are committed at once.
+The snapshot has the offsets up to which records have been read, so both are committed at once
+(`state/ledger/snapshots.py`); `consumer_group.py` copies the offsets to Kafka for other tools.
 Readers see a batch from the moment when the ledger has its snapshot (`Publisher._make_visible`).
 Every earlier step can be repeated after a crash with the same result.
 """

@@ -1,7 +1,7 @@
 """The orders example with a schema registry: the pipeline's file, samples and results in a format.
 
-The records are written and read by `fastavro` and by Protobuf's own library, so what Sluice reads
-and writes is compared with others.
+The records are written and read by `fastavro` and by Protobuf's own library, so Sluice's reading
+and writing is compared with other implementations.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ _EDITS = (
     ('_orders_revenue")\n', '_orders_revenue", value=SERDE(StoreRevenue))\n'),
     ("\npipeline = Pipeline(", _CLASSES),
 )  # fmt: skip
-"""What differs in the file of the pipeline: text → its replacement."""
+"""The changes to the pipeline's file: text → its replacement."""
 
 
 class Codec(Protocol):
-    """A format, without Sluice."""
+    """Writes and reads a format without using Sluice."""
 
     serde: str
     """The name of Sluice's serde."""
@@ -76,16 +76,17 @@ class Codec(Protocol):
         """Raise SettingsError if packages of the extra `registry` are missing."""
 
     def write(self, schema: RegisteredSchema, text: bytes) -> bytes:
-        """Return the data of a record after the schema's id, made of JSON.
+        """Encode a JSON text in the format.
 
-        Raises ValueError for JSON that the format cannot hold.
+        In a record, the schema's id precedes the result. Raises ValueError for JSON that the format
+        cannot hold.
         """
 
     def read(self, schema: RegisteredSchema, data: bytes) -> dict[str, Any]:
         """Return the fields of a record."""
 
     def as_json(self, schema: RegisteredSchema, data: bytes) -> bytes:
-        """Return a record as the JSON that it was made of."""
+        """Return the JSON that a record was made from."""
 
 
 class _Avro:
@@ -148,7 +149,7 @@ class _Protobuf:
             written: bytes = json_format.ParseDict(value, message()).SerializeToString()
         except (json_format.ParseError, TypeError, AttributeError) as error:
             raise ValueError(error) from None
-        # The first message of the schema.
+        # The schema's first message: Confluent's format gives its index as a single zero byte.
         return b"\0" + written
 
     def read(self, schema: RegisteredSchema, data: bytes) -> dict[str, Any]:
@@ -205,7 +206,7 @@ CODECS: dict[str, Codec] = {
     "protobuf": _Protobuf(),
     "json_schema": _JsonSchema(),
 }
-"""Name of a format of the demo → what reads and writes it."""
+"""Name of a format of the demo → its codec."""
 
 
 def write_pipeline(source: Path, folder: Path, codec: Codec) -> None:
@@ -243,7 +244,7 @@ class RegisteredOrders:
     def _samples(self, count: int, seed: int, start_ms: int) -> Iterator[Sample]:
         """Yield the samples in the format.
 
-        An order that the format cannot hold stays JSON, as a wrong producer sends it.
+        An order that the format cannot hold stays JSON, as a faulty producer would send it.
         """
         for sample in EXAMPLE.samples(count, seed, start_ms):
             schema = self.registry.version(f"{sample.topic}-value")
@@ -267,7 +268,7 @@ class RegisteredOrders:
         return results
 
     def _plain(self, data: bytes | str | None) -> Any:
-        """Return the fields of a record in the format, and None for another record."""
+        """Return the fields of a record in the format; None for a record in another format."""
         if not isinstance(data, bytes) or not data.startswith(_NAMED):
             return None
         ref, begin = named_schema(data)
@@ -275,7 +276,7 @@ class RegisteredOrders:
 
 
 _NAMED = b"\0"
-"""The begin of a record that names its schema."""
+"""The first byte of every record that names its schema."""
 
 
 def _with_times(fields: dict[str, Any]) -> dict[str, Any]:

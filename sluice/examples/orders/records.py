@@ -18,7 +18,7 @@ _ORDERS_PER_SECOND = 200
 
 MAX_DISORDER_S = 10
 """An order may be at most this many seconds older than the orders before it. This is less than the
-windows' grace, so that no order is late."""
+windows' grace, so no order is late."""
 
 _LATE_BY_S = 120
 _GOOD = ""
@@ -153,7 +153,7 @@ def messages(
 
     The first order is placed at `start_s` (epoch seconds).
     """
-    # Airflow renders templates to texts.
+    # Airflow renders templates to texts, so convert them to numbers.
     start_ms = int(float(start_s)) * 1000
     for sample in orders(int(count), int(stores), int(seed), bad_share=0.002, start_ms=start_ms):
         yield sample.key, sample.value

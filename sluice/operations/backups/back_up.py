@@ -2,9 +2,9 @@
 
 A backup has the ledger and the shards as SQLite files, whatever databases they come from. A read
 transaction in each shard keeps the shard unchanged for the copy. Then the ledger is copied in one
-read transaction. If no snapshot was published between the first and the last of these beginnings,
-the shards have all batches of the copied ledger and at most one more batch, which the copy omits.
-The beginnings take milliseconds, however long the ledger is copied.
+read transaction. If no snapshot was published while these transactions were begun, the shards have
+all batches of the copied ledger and at most one more batch, which the copy omits. To begin the
+transactions takes milliseconds, however long the copying takes.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _pin_shards(ledger: Ledger, copy: Ledger) -> Iterator[list[Source]]:
                 if published_generations(ledger) == generations:
                     raise
                 # The ledger has changed meanwhile: a generation and its shards may have been
-                # removed. The next attempt begins.
+                # removed. Try again.
                 continue
             copy_ledger(ledger, copy)
             if published_generations(copy) == generations:

@@ -1,4 +1,8 @@
-"""Joins two streams: pairs records with the same key and nearby event times."""
+"""Joins two streams: pairs records with the same key and nearby event times.
+
+Keeps each record until no other record can join it (`_forget_expired`; `JoinLateness` in
+`operators/lateness.py` has the limit).
+"""
 
 from __future__ import annotations
 

@@ -47,13 +47,13 @@ from sluice.values.phrases import counted
 
 KINDS: tuple[FailureKind, ...] = get_args(FailureKind)
 FAILED_KINDS: frozenset[FailureKind] = frozenset({"run", "overdue"})
-"""A pipeline has failed if one of these kinds is recorded. A run that has read all records clears
-them."""
+"""A pipeline has failed if a failure of one of these kinds is recorded. A run that has read all
+records clears them."""
 WAITING_KINDS: frozenset[FailureKind] = frozenset({"input", "slot", "lease", "registry"})
 """A pipeline with such a failure goes on by itself once the broker, Airflow, the other driver or
 the registry is ready."""
 RUN_KINDS: frozenset[FailureKind] = frozenset({"run", "registry"})
-"""With such a failure, a run has ended."""
+"""The kinds of failures that end a run."""
 OBSERVED_KINDS: frozenset[FailureKind] = frozenset({"lease", "host", "disk", "clock"})
 UNSEEN_SECONDS = 900.0
 SLOT_SECONDS = 40.0
@@ -73,7 +73,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     run: str = ""
     """The Airflow run; empty for a run that was started manually."""
     at: datetime
-    """When the failure began. Attempts that fail one after the other are one failure."""
+    """When the failure began. Consecutive failed attempts count as one failure."""
     seen_at: datetime
     """When the failure was last seen. For a failed run, this is when its newest attempt failed."""
     title: str
@@ -282,7 +282,7 @@ _UNEXPIRED = (
     select(*(FAILURES.c[name] for name in Failure.__struct_fields__))
     .where(
         not_(and_(FAILURES.c.kind.in_(OBSERVED_KINDS), FAILURES.c.seen_at < bindparam("expired"))),
-        # A budget is that of a day.
+        # A budget is for one day, so earlier days' failures no longer count.
         not_(and_(FAILURES.c.kind == "budget", FAILURES.c.seen_at < bindparam("today"))),
     )
     .order_by(FAILURES.c.pipeline, FAILURES.c.kind, FAILURES.c.host)

@@ -17,7 +17,7 @@ from sluice.state.ledger.measurements import Measurement, add_measurements
 from sluice.state.model import GenerationInfo
 
 KEPT = timedelta(days=8)
-"""How long a run is kept: a week can be looked at as a whole."""
+"""How long a run is kept, so that the page can show a whole week."""
 MOST_RUNS = 10_000
 """How many runs of a pipeline are kept at most. A run a minute makes 10,080 a week."""
 COST_DAYS = 90
@@ -39,11 +39,12 @@ class FinishedRun(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     """The version of Sluice."""
     topology: str = ""
-    """A hash of what computes the state; empty before the first batch. See `topology_hash`."""
+    """A hash of the definitions that compute the state; empty before the first batch. See
+    `topology_hash`."""
     cpu_seconds: float | None = None
     """The CPU time of all processes on the driver's host; None if the driver was killed."""
     memory_bytes: int | None = None
-    """The most memory of these processes; None if the driver was killed."""
+    """The peak memory of these processes; None if the driver was killed."""
     state_bytes: int | None = None
     """The size of all shards at the end; None if the size of one is unknown."""
 
@@ -54,7 +55,7 @@ class FinishedRun(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gigabyte_seconds(self) -> float:
-        """Return the most memory times the duration."""
+        """Return the peak memory times the duration."""
         return (self.memory_bytes or 0) / 2**30 * self.seconds
 
 
@@ -88,7 +89,7 @@ class FinishedRuns(LedgerPart):
     def between(
         self, pipeline: str, since: datetime, until: datetime, limit: int
     ) -> list[FinishedRun]:
-        """Return the newest runs that ended in a time, newest first."""
+        """Return the newest runs that ended in a period, newest first."""
         c = FINISHED_RUNS.c
         statement = (
             select(FINISHED_RUNS)
@@ -131,7 +132,7 @@ class FinishedRuns(LedgerPart):
 
 
 def topology_hash(info: GenerationInfo) -> str:
-    """Return a hash of what computes a generation's state.
+    """Return a hash of the definitions that compute a generation's state.
 
     It changes when a change of the pipeline's file changes stores, steps, functions or contracts.
     """
@@ -175,5 +176,5 @@ def _run(row: RowMapping) -> FinishedRun:
 
 
 def _text(time: datetime) -> str:
-    """Return a time as text, whose order is that of the times."""
+    """Return a time as text. The texts sort like the times."""
     return time.astimezone(UTC).isoformat(timespec="microseconds")

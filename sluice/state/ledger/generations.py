@@ -119,8 +119,8 @@ class Generations(LedgerPart):
     ) -> None:
         """Make a generation current whose newest snapshot the ledger has lost, with this snapshot.
 
-        Earlier snapshots of the generation that the ledger still has are kept. Raise LeaseError
-        and changes nothing unless the generation's lease is held in the audit's epoch.
+        Earlier snapshots of the generation that the ledger still has are kept. Raise LeaseError and
+        change nothing unless the generation's lease is held in the audit's epoch.
         """
         ref = info.ref
         columns = msgspec.structs.asdict(ref)
@@ -307,7 +307,7 @@ class Generations(LedgerPart):
             connection.execute(update(LEASES).where(of_ref(LEASES, ref)).values(held=False))
 
     def forget_pipeline(self, lease: LeaseRow) -> None:
-        """Remove all that the ledger knows of a pipeline, except its workers and leases.
+        """Remove a pipeline from the ledger, except its workers, placements and leases.
 
         The workers stay until `forget_workers`, because their shards still exist. So do their
         placements: a state server deletes only the shards that the ledger places there. The leases
@@ -440,7 +440,7 @@ class Generations(LedgerPart):
 
 
 def _forget_places(connection: Connection, pipeline: str) -> None:
-    """Remove where the workers of a pipeline are, if it has neither workers nor a generation."""
+    """Remove the placements of a pipeline that has neither workers nor a generation."""
     for table in (WORKERS, GENERATIONS):
         if connection.execute(select(table).where(table.c.pipeline == pipeline)).first():
             return

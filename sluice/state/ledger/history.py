@@ -36,7 +36,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """Whether processing time affected a record: it was rejected as too far in the future, or had
     no timestamp."""
     boundaries_lost: bool = False
-    """Whether the batch stands for itself and for earlier batches whose ends a lost ledger had."""
+    """Whether the batch also stands for earlier batches, whose ends were lost with a ledger."""
 
 
 class History(LedgerPart):

@@ -79,7 +79,7 @@ class Plans(LedgerPart):
     def readers(self, pipeline: str) -> dict[GenerationRef, PlannedBatch]:
         """Return the generations whose newest batches read stores of a pipeline, with the batches.
 
-        The pipelines of the generations are others.
+        Only generations of other pipelines are returned.
         """
         readers: dict[GenerationRef, PlannedBatch] = {}
         is_reader = PLANS.c.snapshots.contains(f'"{pipeline}"', autoescape=True)

@@ -52,7 +52,7 @@ _COPIED = (WORKERS, LEASES, PLACEMENTS, PLACES)
 and their state servers serve them until they are removed. The leases stay, so that a driver that
 has lost one of them cannot write for a later pipeline of the former name."""
 _LEFT_BY_ATTEMPTS = (FAILURES, MEASUREMENTS, SIZES, NOTES, PAUSES, ACTIVITIES)
-"""The tables that may have rows of a name under which no pipeline has published anything."""
+"""The tables that may have rows for a pipeline that has published nothing."""
 
 
 _WITH_NAMES = ((SNAPSHOTS, "counts"), (SNAPSHOTS, "stream_times"), (TIMES, "times"))
@@ -77,7 +77,7 @@ class Renames(LedgerPart):
     """The former names in all pipelines."""
 
     def of(self, former: str) -> Rename | None:
-        """Return what became of the pipeline with a former name; None if it never was one."""
+        """Return the renaming of the pipeline that had this name; None if it is no former name."""
         rows = self._read(
             select(RENAMES).where(RENAMES.c.kind == "pipeline", RENAMES.c.former == former)
         )
@@ -91,7 +91,7 @@ class Renames(LedgerPart):
         return [Rename(**dict(row)) for row in self._read(statement.order_by(RENAMES.c.renamed_at))]
 
     def source_of(self, ref: GenerationRef) -> GenerationRef | None:
-        """Return the generation whose shards are being copied to those of `ref`; None without."""
+        """Return the generation whose shards are being copied to those of `ref`, if any."""
         for rename in self.to(ref.pipeline):
             if rename.phase == "begun":
                 return GenerationRef(rename.former, ref.generation)
@@ -253,7 +253,7 @@ class Renames(LedgerPart):
 
 
 def _require_free(connection: Connection, old: str, name: str) -> None:
-    """Raise Refused if a pipeline has this name, or shards of one that is being removed exist."""
+    """Raise Refused if the name is in use, or if a removed pipeline of this name has shards."""
     for table in (PIPELINES, GENERATIONS, WORKERS, PLACEMENTS):
         row = connection.execute(select(table).where(table.c.pipeline == name).limit(1)).first()
         if row is not None:
@@ -264,7 +264,7 @@ def _require_free(connection: Connection, old: str, name: str) -> None:
 
 
 def _copy_leases(connection: Connection, old: str, name: str) -> None:
-    """Copy the leases. A driver that has lost one of an earlier pipeline `name` stays fenced."""
+    """Copy the leases. A driver that lost a lease of an earlier pipeline `name` stays fenced."""
     earlier = {row["generation"]: row["epoch"] for row in _rows(connection, LEASES, name)}
     connection.execute(delete(LEASES).where(LEASES.c.pipeline == name))
     rows = {row["generation"]: row for row in _rows(connection, LEASES, old)}

@@ -68,7 +68,8 @@ def note_killed(
                 return
         info = ledger.generations.current(pipeline)
         if not run and info is not None and is_copy(info.file, configuration.pipelines):
-            # The user who runs a copy sees that the run ends, and the driver has noted the cause.
+            # A copy was run by hand: its user sees that the run has failed, and the driver has
+            # noted the cause.
             return
         # A driver counts its own run when the run ends. A killed driver could not.
         ended_at = now()
@@ -112,7 +113,7 @@ def gone_files(
     folder: Path,
     found: Collection[str],
 ) -> dict[str, SluiceError]:
-    """Return the errors for the pipelines that have run, and that no file defines any more.
+    """Return the errors for pipelines that have run, but that no file defines any more.
 
     `files` maps each pipeline that has run to the path of its file then. `found` are the pipelines
     that the files in `folder` define. A pipeline of another folder counts only if this process sees
@@ -152,10 +153,10 @@ def _add(configuration: Settings, error: Exception, pipeline: str, run: str) -> 
         kind: FailureKind = "registry" if isinstance(error, RegistryAway) else "run"
         failure = Failure.of(error, pipeline, run=run, kind=kind, secrets=configuration.secrets)
         info = ledger.generations.current(pipeline)
-        # Airflow runs only the pipeline itself, wherever it has put the file this time.
+        # A run in Airflow is never one of a copy, wherever Airflow has put the file this time.
         if run or info is None or not is_copy(info.file, configuration.pipelines):
             ledger.failures.keep(failure)
-            # The newest run says what is wrong.
+            # Only the newest run counts, so clear the failures of earlier runs.
             ledger.failures.clear(pipeline, *(RUN_KINDS - {kind}))
         else:
             failed = f"A run of a copy in {configuration.pipelines} failed: {failure.detail}"

@@ -170,7 +170,7 @@ class Snapshots(LedgerPart):
         return self._snapshots(select(SNAPSHOTS).where(key.in_(newest)))
 
     def kept_of_all_pipelines(self) -> dict[GenerationRef, KeptBatches]:
-        """Return the oldest and newest batch of each current generation, if it has one."""
+        """Return the oldest and newest batch of each current generation that has a batch."""
         # The database finds the two ends in its index. With GROUP BY, it would read the whole
         # index.
         rows = self._read(

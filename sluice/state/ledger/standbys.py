@@ -120,8 +120,8 @@ class Standbys(LedgerPart):
         """
         values = _NO_COPY
         if batch is not None:
-            # The time is exact enough that two copies never have the same time, so `_require_same`
-            # notices a new copy.
+            # Two copies never have the same time to the microsecond, so `_require_same` notices a
+            # new copy.
             now = datetime.now(UTC).isoformat(timespec="microseconds")
             values = {"generation": ref.generation, "batch": batch, "copied_at": now}
         with database_errors("Refreshing the standby"), transaction(self._engine) as connection:

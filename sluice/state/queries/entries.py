@@ -42,7 +42,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def headers_by_name(self) -> dict[str, Headers]:
-        """The headers of each value, by its key, of a processor's store that keeps headers."""
+        """In a processor's store that keeps headers: key of a value → the value's headers."""
         return {}
 
     @property
@@ -64,7 +64,7 @@ class EntryWithHeaders(Entry, frozen=True, array_like=True):
     """An entry of a store that keeps headers."""
 
     kept: msgspec.Raw = msgspec.Raw(_NULL)
-    """JSON of the headers, or of an object with the headers of each value of a processor's store.
+    """The headers as JSON. In a processor's store, it is an object with the headers of each value.
     It is null without headers."""
 
     @property

@@ -1,4 +1,4 @@
-"""Copies shards: the only way of state to another host, another database or generation.
+"""Copies shards: the only way to bring state to another host, database or generation.
 
 A copy is filled in pages. Until it is complete, the copy is sealed, so that no run writes to it.
 Each row comes with its digest, which the copy checks before it stores the row. At the end, the copy
@@ -290,7 +290,7 @@ class SourceShard:
 
 
 def newest_rows(shard: Shard, group: int | None = None) -> Iterator[Version]:
-    """Yield the newest version of each state row with a value, sorted, of all groups or one."""
+    """Yield the newest version of each state row that has a value, sorted, for one group or all."""
     versions = chain.from_iterable(pages_of_versions(shard, group=group))
     for _, row_versions in groupby(versions, lambda version: version.row_id):
         *_, newest = row_versions

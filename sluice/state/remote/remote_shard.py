@@ -194,6 +194,6 @@ def _is_of_other_version(response: httpx.Response) -> bool:
 
 
 def _divide(keys: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Divide keys into the parts that one call may have."""
+    """Divide keys into parts that are small enough for one call."""
     for start in range(0, len(keys), _KEYS_AT_ONCE):
         yield keys[start : start + _KEYS_AT_ONCE]

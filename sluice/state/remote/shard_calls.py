@@ -42,7 +42,7 @@ class ShardCall:
 
     name: str
     takes_rows: bool
-    """Whether an argument is a list, so that the arguments may be as large as a batch."""
+    """Whether an argument is a list. If so, the arguments may be as large as a batch."""
     arguments: msgspec.msgpack.Decoder[tuple[Any, ...]]
     result: msgspec.msgpack.Decoder[Any]
     _signature: inspect.Signature
@@ -116,7 +116,7 @@ class _Parameter:
         return self.type
 
     def send(self, argument: Any) -> Any:
-        """Return what is sent for an argument."""
+        """Return an argument as the value that is sent."""
         origin = get_origin(self.type)
         if self.type == DigestSum and argument is not None:
             # Checksums are sums modulo 2**64, and MessagePack has no larger numbers.
@@ -128,7 +128,7 @@ class _Parameter:
         return argument
 
     def receive(self, sent: Any) -> Any:
-        """Return the argument for what was sent."""
+        """Return the argument from the value that was sent."""
         if self.type == DigestSum and sent is not None:
             return lambda: sent
         return sent

@@ -24,7 +24,7 @@ def drop(url: str) -> None:
     """Delete a shard that this process can open. Do nothing if it does not exist."""
     parsed = with_password(_parse(url))
     if parsed.get_backend_name() == "sqlite":
-        # SQLite would apply a remaining log to a new database of the same name.
+        # If the log remained, SQLite would apply it to a new database of the same name.
         for ending in ("", "-wal", "-shm"):
             Path(f"{parsed.database}{ending}").unlink(missing_ok=True)
     else:
@@ -49,7 +49,7 @@ def location(base_url: str, ref: GenerationRef, worker: int) -> str:
         path = Path(base.database or "") / pipeline / generation / f"worker-{worker}.sqlite"
         return base.set(database=str(path)).render_as_string(hide_password=False)
     schema = f"sluice_{pipeline}_{generation}_w{worker}"
-    # PostgreSQL cuts longer names, so that two shards could get the same schema.
+    # PostgreSQL cuts off longer names, so two shards could get the same schema.
     if len(schema) > _POSTGRES_NAME_BYTES:
         digest = hashlib.sha256(pipeline.encode()).hexdigest()[:16]
         schema = f"sluice_{digest}_{generation}_w{worker}"

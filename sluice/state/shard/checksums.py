@@ -55,9 +55,9 @@ def state_digest(
 
 @lru_cache(64)
 def _undue(operator: int, shared: bool) -> str:
-    """Return the beginning of the text of an operator's states that are never due.
+    """Return the beginning of the digested text, for an operator's states that are never due.
 
-    To make it anew for each state would take as long as the rest of the digest.
+    It is cached, because formatting it for each state takes as long as the rest of the digest.
     """
     return f"{operator} {shared:d} None None"
 

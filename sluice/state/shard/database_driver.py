@@ -91,7 +91,7 @@ class Driver(Protocol):
         """Return whether the opened shard is still at its address, not replaced or deleted."""
 
     def is_sealed(self) -> bool:
-        """Return whether the shard is sealed, so that runs cannot write to it.
+        """Return whether the shard is sealed. Runs cannot write to a sealed shard.
 
         Within a transaction, the answer holds until the transaction's end.
         """

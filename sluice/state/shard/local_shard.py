@@ -47,8 +47,8 @@ each key."""
 _BEFORE_ALL = -(2**63)
 """The smallest number that a column of window starts can have."""
 _READ_AT_BEGIN = 100_000
-"""When a run begins, it reads and checks all rows of each shard with at most this many rows. Of a
-larger shard, it reads only the rows that it uses."""
+"""When a run begins, it reads and checks all rows of a shard that has at most this many rows. If a
+shard has more, the run only reads the rows that it uses."""
 _BEGIN: VersionId = (-1, "", NO_WINDOW, NO_WINDOW, -1)
 _END: VersionId = (2**31 - 1, "", NO_WINDOW, NO_WINDOW, -1)
 _SEALED = "The shard has been moved away from this server."

@@ -299,7 +299,7 @@ def has_schema(url: URL) -> bool:
 
 
 def schema_sizes(url: URL, schemas: Sequence[str]) -> dict[str, int]:
-    """Return the bytes of tables and indexes of each of these schemas that exists."""
+    """Return the bytes of tables and indexes in each of these schemas that exists."""
     with _postgres_errors(), _connect(url, {}) as connection:
         query = """SELECT n.nspname, coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint
             FROM pg_namespace AS n LEFT JOIN pg_class AS c ON c.relnamespace = n.oid

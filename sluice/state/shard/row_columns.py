@@ -14,7 +14,7 @@ from sluice.state.shard.row_tuples import DigestedRow, RowId
 
 
 class RowIds(msgspec.Struct, frozen=True, array_like=True):
-    """What identifies the state rows of a page. The lists are of equal length."""
+    """The ids of the state rows of a page, in lists of equal length."""
 
     group_ids: list[int]
     keys: list[str]
@@ -22,7 +22,7 @@ class RowIds(msgspec.Struct, frozen=True, array_like=True):
     window_ends: list[int]
 
     def __post_init__(self) -> None:
-        # A state server gets these lists from its clients.
+        # A state server gets these lists from its clients, so they may be wrong.
         _require_equal_lengths(self.group_ids, self.keys, self.window_starts, self.window_ends)
 
     def __len__(self) -> int:

@@ -90,7 +90,7 @@ class Journal(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LastPlaces(msgspec.Struct, frozen=True, array_like=True):
-    """What identifies the last row, state and answer of a shard, in the order of copying.
+    """The ids of the last row, state and answer of a shard, in the order of copying.
 
     A field is None if the shard has nothing of this kind.
     """
@@ -274,7 +274,7 @@ class Shard(Protocol):
     def forget_failures(self, batch: WholeNumber, epoch: WholeNumber) -> None:
         """Remove the answers of a batch that are failures.
 
-        So its calls are made again when the batch is repeated.
+        When the batch is repeated, the calls that failed are made again.
         """
 
     def answers(self, after: tuple[int, str, str] | None, limit: int) -> list[RecordedAnswer]:
@@ -344,7 +344,7 @@ class Shard(Protocol):
         after: tuple[int, int, str, int] | None,
         limit: int,
     ) -> list[StateVersion]:
-        """Return the same as `row_versions`, of states after (operator, shared, key, batch)."""
+        """Do the same as `row_versions` for states. `after` is (operator, shared, key, batch)."""
 
     def absorb_states(self, versions: Iterable[StateVersion]) -> None:
         """Do the same as `absorb_rows` for operator states."""

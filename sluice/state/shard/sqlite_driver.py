@@ -80,7 +80,8 @@ class SqliteDriver(Driver):
             require_format(self._connection.execute(PROBE).fetchall())
             close_database(path)
             if _GENERATION.fullmatch(path.parent.name):
-                # The two folders belong to the generation and to the pipeline.
+                # These two folders are the generation's and the pipeline's own, so other users need
+                # no access.
                 close_folders(path.parent, levels=2)
             self._identity = file_identity(path)
 

@@ -32,8 +32,8 @@ _CALLED = re.compile(r"(?:(\w+)\.)?(\w+)\(\) ")
 """The start of the messages of TypeErrors about arguments, such as `Stream.filter() got an
 unexpected ...`."""
 _DELIVERY = "got an unexpected keyword argument 'delivery'"
-"""The end of the message for an argument that the methods which write outputs had in earlier
-versions."""
+"""The end of the message for an argument that earlier versions had in the methods that write
+outputs."""
 
 
 def next_step(error: BaseException, file: Path) -> str:

@@ -98,7 +98,7 @@ class _Child:
     output: bytes = b""
     ends_at: float = field(default=0.0)
     waited: float = 0.0
-    """The seconds of waiting for a processor that are part of `ends_at`."""
+    """The seconds by which waits for a processor have moved `ends_at`."""
 
     def start(self) -> None:
         self.pipe, writing = os.pipe()

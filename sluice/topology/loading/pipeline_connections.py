@@ -1,7 +1,7 @@
-"""Finds what the files `sluice.toml` say of a pipeline, of which only the name is known.
+"""Finds a pipeline's options in the `sluice.toml` files by the pipeline's name alone.
 
-The page, REST, metrics and commands ask again and again for its Kafka connection, so for them, the
-pipelines' files are listed only now and then.
+The page, REST, metrics and commands ask again and again for its Kafka connection, so the list of
+the pipelines' files is cached for them.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def libraries_of_name(folder: Path, pipeline: str, home: Path) -> Libraries | No
 
 
 def _is_mentioned(option: bytes, folder: Path) -> bool:
-    """Return whether a `sluice.toml` has an option.
+    """Return whether any `sluice.toml` mentions an option.
 
-    If none has, a run need not read the files of all pipelines to find its own.
+    If none does, a run need not read the files of all pipelines to find its own.
     """
     for place in pipeline_folders(folder):
         file = place / FILE

@@ -22,9 +22,9 @@ _POLL_S = 0.2
 def libraries_of(file: Path) -> Libraries | None:
     """Return the libraries of the pipeline in a file; None if it has none.
 
-    A file that computes its pipeline's name has those of the defaults, and a file whose
-    `sluice.toml` is invalid, which the pipeline's DAG reports, has none. Raise SettingsError if the
-    requirements cannot be read.
+    A file that computes its pipeline's name has the libraries of the defaults. A file whose
+    `sluice.toml` is invalid has none; the pipeline's DAG reports the error. Raise SettingsError if
+    the requirements cannot be read.
     """
     names = declared_names(file) or ("",)
     try:
@@ -91,7 +91,7 @@ def start_installing(file: Path) -> None:
 def install_within(libraries: Libraries, seconds: float) -> None:
     """Wait until another process has installed libraries, or until the time is over.
 
-    The process goes on afterwards, so that a later attempt finds the libraries.
+    The other process continues after that time, so a later attempt may find the libraries.
     """
     if not libraries.is_being_built():
         _start(libraries)

@@ -41,7 +41,7 @@ from sluice.values.sink_tables import connection_variable
 
 FILE = "sluice.toml"
 OWNER = "sluice"
-"""The owner, in Airflow, of pipelines that no file gives another one."""
+"""The default owner of pipelines in Airflow."""
 _TEAM_FILES = f"*/{FILE}"
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 _KNOWN = "docs/how-to/teams.md lists the names."
@@ -51,7 +51,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How Airflow runs a pipeline. None: Sluice's default, or that of the settings."""
+    """How Airflow runs a pipeline. None means the default of Sluice or of the settings."""
 
     owner: Name | None = None
     tags: tuple[Name, ...] = ()
@@ -69,7 +69,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Whether runs use a warm driver, and start it if there is none: as SLUICE_WARM."""
     spark_connection: Name | None = None
     """Airflow's connection with the Spark master."""
-    spark_conf: dict[str, str] = {}  # msgspec copies it
+    spark_conf: dict[str, str] = {}  # msgspec copies the default
     """Spark settings, beside those in SLUICE_SPARK_CONF."""
     requirements: str | None = None
     """The path of a file with the pipeline's own libraries: for pip, or an archive of packages."""
@@ -78,7 +78,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     shards_connection: Name | None = None
     """Airflow's connection with the PostgreSQL database for the pipeline's shards, or the NAME of
     SLUICE_CONNECTION_NAME."""
-    executor_config: dict[str, Any] = {}  # msgspec copies it
+    executor_config: dict[str, Any] = {}  # msgspec copies the default
     """What Airflow's executor gets with the task, such as a template of its pod."""
     budget: Budget | None = None
     """What the runs of a day may cost."""
@@ -86,9 +86,9 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The import path of a function that Airflow calls with its context when a run has failed."""
 
     def over(self, others: RunOptions) -> RunOptions:
-        """Return the options of `others` with those given here in their place.
+        """Return these options, with the options of `others` where none is given here.
 
-        Tags, Spark settings and settings of the executor are added.
+        Tags, Spark settings and settings of the executor are added to those of `others`.
         """
         given: dict[str, object] = {}
         for name in self.__struct_fields__:
@@ -126,7 +126,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         )
 
     def with_connections(self, settings: Settings) -> Settings:
-        """Return the settings with this pipeline's connections, which the environment has.
+        """Return the settings with this pipeline's connections, read from the environment.
 
         Raise SettingsError if it lacks one of them.
         """
@@ -182,7 +182,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The content of a `sluice.toml`."""
 
     defaults: RunOptions = RunOptions()
-    pipelines: dict[str, RunOptions] = {}  # msgspec copies it
+    pipelines: dict[str, RunOptions] = {}  # msgspec copies the default
     budget: Budget | None = None
     """What the runs of all pipelines of the folder may cost together; in the platform's file, those
     of all teams."""
@@ -200,10 +200,9 @@ def pipeline_folders(folder: Path) -> list[Path]:
 def run_options(folder: Path, file: Path | None, pipeline: str) -> RunOptions:
     """Return the options of the pipeline in `file`, which is in `folder` or in a team's folder.
 
-    Without a file, only the platform's `sluice.toml` counts. What a team's `sluice.toml` says
-    counts more than what the platform's says, and what either says of a pipeline more than its
-    defaults. Raise SettingsError if a `sluice.toml` is invalid, or if an option exceeds a limit of
-    the platform.
+    Without a file, only the platform's `sluice.toml` counts. A team's `sluice.toml` overrides the
+    platform's. In each file, the options of a single pipeline override the defaults. Raise
+    SettingsError if a `sluice.toml` is invalid, or if an option exceeds a limit of the platform.
     """
     platform = _read(folder / FILE)
     limits = platform.limits or _Limits()
@@ -230,7 +229,7 @@ def run_options(folder: Path, file: Path | None, pipeline: str) -> RunOptions:
 
 
 def allowances(folder: Path, file: Path | None, pipeline: str) -> list[Allowance]:
-    """Return the budgets that count the runs of a pipeline: its own, its team's, the platform's.
+    """Return the budgets that limit a pipeline's runs: its own, its team's and the platform's.
 
     Raise SettingsError if a `sluice.toml` is invalid.
     """
@@ -286,9 +285,9 @@ def _read(file: Path) -> _File:
 
 
 def _with_whole_path(options: RunOptions, file: Path) -> RunOptions:
-    """Return options whose requirements, relative to the folder of `file`, have their whole path.
+    """Return the options, with the requirements' path completed by the folder of `file`.
 
-    Empty requirements stay empty: a pipeline has none, although the defaults have.
+    Empty requirements stay empty: the pipeline has none, even if the defaults have some.
     """
     if not options.requirements:
         return options
@@ -333,7 +332,7 @@ def _require_units(file: Path, where: str, given: RunOptions | _Limits) -> None:
 
 
 def _lowered_defaults(limits: _Limits) -> RunOptions:
-    """Return Sluice's defaults, which give way to lower limits of the platform."""
+    """Return Sluice's defaults, lowered to the platform's limits where these are lower."""
     lower: dict[str, object] = {}
     if limits.retries is not None and limits.retries < (DEFAULTS.retries or 0):
         lower["retries"] = limits.retries

@@ -1,8 +1,8 @@
 """The nodes of a topology, as plain values.
 
-Authors make them with handles: `streams`, `tables`, `groups`. A node says itself what it is: its
-parents, how its operator takes their rows, whether it keeps keys and is a table, which texts
-describe it. So a new kind of node needs a class here, a method of a handle, and its operator
+Authors make them with handles: `streams`, `tables`, `groups`. A node's class defines everything
+about it: its parents, how its operator takes their rows, whether it keeps keys and is a table, and
+its texts. So a new kind of node needs a class here, a method of a handle, and its operator
 (`action_of` in `plan/operator_actions.py`) or, if it is stateless, its columns (`plan/scopes.py`).
 """
 

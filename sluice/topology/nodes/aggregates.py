@@ -216,7 +216,7 @@ class Aggregate(ChildNode):
         return text
 
     def _aggregated(self) -> str:
-        """Return what is aggregated, and by which key."""
+        """Return a text that names the aggregates and their key."""
         added = ", ".join(self.columns.values()) or "Python functions"
         if self.by_window:
             return f"{added} by key and window"

@@ -1,4 +1,4 @@
-"""What feeds a node."""
+"""Finds the nodes, sources and tables from which a node's records come."""
 
 from __future__ import annotations
 

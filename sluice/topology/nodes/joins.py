@@ -41,7 +41,7 @@ class Join(Node):
     window: JoinWindow | None = None
     on: str | None = None
     grace_ms: int | None = None
-    """How long a stream's record waits for a versioned table's row as of the record's time."""
+    """How long a stream's record waits for late rows of a versioned table."""
     mapped_key: str | None = None
     """The name of a third field of the result, with the key that was looked up; None without it."""
 
@@ -84,7 +84,7 @@ class Join(Node):
             reads_store=self.kind == "stream-table",
         )
         if self.kind == "foreign-key":
-            # The task of the left table looks rows up in the task of the right table.
+            # In Kafka Streams, the left table's task looks rows up in the task of the right table.
             of_left = replace(of_left, is_from_another_task=False)
             of_right = replace(of_right, is_from_another_task=True)
         inputs: list[Input] = []
@@ -158,7 +158,8 @@ class Join(Node):
         # versions.
         return self.kind == "stream-stream" or self.joins_versions
 
-    # Many of the join's rows cause no result.
+    # Many rows advance the join's stream time without a result, so later operators cannot use this
+    # time.
     lends_stream_time = False
 
     @property

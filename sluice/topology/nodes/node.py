@@ -1,4 +1,4 @@
-"""What every node says of itself: its parents, how its operator takes their rows, and its texts."""
+"""The properties of every node: its parents, how its operator takes their rows, and its texts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Repartitions: TypeAlias = Literal["never", "if_rekeyed", "always"]
 step since the last topic has changed their key, or always."""
 
 Foreign: TypeAlias = Literal["key", "windowed_key", "record", "computed"]
-"""What the column `foreign` of an input's rows has: the record's own key, this key with its
+"""The content of the column `foreign` of an input's rows: the record's own key, this key with its
 window, the record's value, or what `Node.foreign_sql` computes."""
 
 
@@ -136,7 +136,7 @@ class Node:
 
     @property
     def passes_on_keys_of(self) -> tuple[Node, ...]:
-        """The parents by whose rows' own keys an operator's results are keyed.
+        """The parents whose rows keep their own keys as keys of the operator's results.
 
         Empty if the operator keeps its state by the key of its results, as tables do: in Kafka
         Streams, the rows have then gone through a repartition topic if their key was new.
@@ -313,7 +313,7 @@ class Node:
 
     @property
     def author_functions(self) -> tuple[Any, ...]:
-        """The author's functions on which the node's results depend; None for one not given."""
+        """The author's functions on which the results depend; None for a function not given."""
         return ()
 
     # -- Texts

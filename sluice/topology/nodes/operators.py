@@ -42,7 +42,7 @@ class Deduplicate(StreamOperator):
 
 @dataclass(frozen=True, eq=False)
 class AskingOperator(StreamOperator):
-    """Base of steps that ask outside of the pipeline, and may record the answers with the state."""
+    """Base of steps that query a service or a store, and may record the answers with the state."""
 
     operator_reason = "makes calls outside of the pipeline"
 
@@ -208,7 +208,7 @@ class Process(ChildNode):
     by: str | None = None
     """The expression for the key of the stores; None for the record's key."""
     tables: Mapping[str, Node] = field(default_factory=dict)
-    """The tables whose rows the processor reads, by the names under which it reads them."""
+    """The tables whose rows the processor reads, by the names that the processor uses for them."""
     table_types: Mapping[str, type | None] = field(default_factory=dict)
     """The type of each table's values; None for plain JSON data."""
 

@@ -146,7 +146,7 @@ class ToTable(ChildNode):
     @property
     @override
     def lends_stream_time(self) -> bool:
-        # A row of any key can delete another key's row that has expired.
+        # With an expiry, the results of a row can also delete the expired rows of other keys.
         return self.expiry is None
 
     @property

@@ -278,12 +278,13 @@ def published(database: str) -> Iterator[Publisher]:
 
 
 def test_no_reader_sees_a_partial_or_older_snapshot(published: Publisher) -> None:
-    reader = Reader(Ledger.open(ledger_url(published.states.database)))
-    batches = [0]
-    while len(set(batches)) < 10:
-        assert published.is_alive()
-        answer = everything(reader)
-        assert len(answer.entries) == 12
-        assert set(values(answer).values()) == {str(answer.pin.snapshot.batch)}
-        assert answer.pin.snapshot.batch >= batches[-1]
-        batches.append(answer.pin.snapshot.batch)
+    with Ledger.open(ledger_url(published.states.database)) as ledger:
+        reader = Reader(ledger)
+        batches = [0]
+        while len(set(batches)) < 10:
+            assert published.is_alive()
+            answer = everything(reader)
+            assert len(answer.entries) == 12
+            assert set(values(answer).values()) == {str(answer.pin.snapshot.batch)}
+            assert answer.pin.snapshot.batch >= batches[-1]
+            batches.append(answer.pin.snapshot.batch)

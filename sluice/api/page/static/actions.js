@@ -4,7 +4,7 @@ import { airflow, part, post } from "./api.js";
 import { confirm } from "./confirm.js";
 import { airflowLink, button, element, report } from "./dom.js";
 
-// `button`, the dialog's `title`, what the action does, and the dialog's `fields`.
+// Action → the text of its button, and the dialog's title, explanation and fields.
 const ACTIONS = {
   run: {
     button: "Run now",

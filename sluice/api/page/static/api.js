@@ -33,7 +33,7 @@ export const post = (path, body) =>
     body: JSON.stringify(body),
   });
 
-// The answer, or an empty list for what does not exist.
+// The answer, or an empty list if it is 404.
 export const optional = (answer) =>
   answer.catch((error) => (error.status === 404 ? [] : Promise.reject(error)));
 

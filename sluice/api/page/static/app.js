@@ -60,7 +60,7 @@ const nothing = () => [
   element("p", {}, link("#/", "All pipelines")),
 ];
 
-// A view's module that cannot be loaded is one more answer that the server does not give.
+// A view's module cannot be loaded, so the server does not answer.
 function unavailable(error) {
   if (error instanceof SyntaxError) throw error;
   throw new Problem(0, "Airflow's API server does not answer.");
@@ -74,8 +74,7 @@ function decoded(text) {
   }
 }
 
-// Whether the new address shows the same view with other parameters, so that the focus and the
-// scrolling stay.
+// Whether only the parameters of the address have changed. If so, focus and scrolling are kept.
 function isSameView() {
   const path = (hash) => (hash.slice(1) || "/").split("?")[0];
   return (
@@ -85,7 +84,7 @@ function isSameView() {
   );
 }
 
-// Whether somebody is typing, choosing or reading a dialog, which a new view would take away.
+// Whether somebody is typing, choosing or reading a dialog. A new view would interrupt this.
 function isBusy() {
   return (
     document.querySelector("dialog[open]") !== null ||
@@ -106,8 +105,7 @@ function replace(content, isSame) {
   restore(before);
 }
 
-// Parts that would look the same stay, with the place of the pointer and what somebody has zoomed
-// into.
+// Keep the charts and drawings that would look the same, with their zoom and pointer.
 function keepIslands(fresh) {
   const islands = [...byId("view").querySelectorAll("[data-island]")];
   for (const island of fresh.querySelectorAll("[data-island]")) {
@@ -119,7 +117,7 @@ function keepIslands(fresh) {
   }
 }
 
-// What is focused, scrolled, opened and typed, so that a newer view of the same keeps it.
+// The user's focus, scrolling, opened details and typed text, to be restored in the fresh view.
 function whatSomebodyDid() {
   const focused = document.activeElement;
   return {

@@ -1,5 +1,5 @@
-// Charts over time, drawn by uPlot. All charts of a page share their time, and the place of the
-// pointer.
+// Charts over time, drawn by uPlot. All charts of a page show the same period, and share the
+// pointer's position.
 
 import { element } from "./dom.js";
 import { bytes, duration, short, timeText } from "./format.js";
@@ -12,8 +12,7 @@ const powersOfTwo = (count) => Array.from({ length: count }, (_, power) => 2 ** 
 const SECONDS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30];
 const MINUTES_AND_HOURS = [60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 14_400, 28_800];
 const DAYS = powersOfTwo(12).map((days) => (days * DAY_MS) / 1_000);
-// The steps between the values of an axis, so that durations and sizes are round in their own
-// units.
+// The steps between the labels of an axis: round numbers of seconds, minutes, hours, KiB and so on.
 const STEPS = new Map([
   [duration, [...SECONDS, ...MINUTES_AND_HOURS, ...DAYS]],
   [bytes, powersOfTwo(45)],
@@ -227,7 +226,7 @@ function summary(title, series, format) {
   return `${title}. ${texts.join("; ")}`;
 }
 
-// A chart of points: `series` is [{ name, points: [[epoch ms, value]] }]. Its time is that of the
+// A chart of points: `series` is [{ name, points: [[epoch ms, value]] }]. The time axis covers the
 // points.
 export function pointsChart(uPlot, title, series, { format = short, bars = false } = {}) {
   const all = series.flatMap(({ points }) => points);

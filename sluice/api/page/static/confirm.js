@@ -2,8 +2,8 @@
 
 import { button, element } from "./dom.js";
 
-// Resolves to what `send` returns for the texts of its fields by name, or to null if it is
-// cancelled. A field has a name, a label and a note. If the server rejects a text, the dialog
+// Calls `send` with the fields' texts by name, and resolves to its result, or to null if the dialog
+// is cancelled. A field has a name, a label and a note. If the server rejects a text, the dialog
 // stays open. `text` may be nodes.
 export function confirm(title, text, action, { fields = [], send = async () => true } = {}) {
   return new Promise((resolve, reject) => {

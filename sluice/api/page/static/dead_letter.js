@@ -1,11 +1,11 @@
-// One dead letter: the record beside its contract, a correction to try, and what came of
-// re-driving.
+// One dead letter: the record beside its contract, a correction to try, and the result of
+// re-driving it.
 
 import { post } from "./api.js";
 import { badge, button, element } from "./dom.js";
 import { bytes, time } from "./format.js";
 
-const MOST_BYTES = 10_000; // of a value that the API returns
+const MOST_BYTES = 10_000; // the API cuts off a longer value
 const TOO_LARGE = "The value is too large to be shown in full, so it cannot be corrected here.";
 
 export function letterCard(letter, context) {
@@ -25,7 +25,7 @@ function title(letter) {
   return element("h3", {}, badge(letter.reason, "failed"), " ", where);
 }
 
-// What came of re-driving the letter; null if it was not re-driven.
+// The result of re-driving the letter; null if it was not re-driven.
 function state(letter) {
   if (!letter.redriven_at) return null;
   const result = letter.failed_again
@@ -136,7 +136,7 @@ function headersOf(letter) {
   return element("dl", {}, shown);
 }
 
-// Say what the contract says of the value, and mark the fields that are wrong.
+// Show the problems that the contract finds in the value, and mark the wrong fields.
 async function checkValue({ path }, topic, value, problems, fields) {
   let answer;
   try {
@@ -154,7 +154,8 @@ async function checkValue({ path }, topic, value, problems, fields) {
 function pretty(text) {
   if (text === null) return "null";
   try {
-    // Numbers keep their digits: only a text without long numbers is laid out anew.
+    // Formatting changes the digits of long numbers, so only texts without such numbers are
+    // formatted.
     return /\d{16}|\d\.\d*0\b/.test(text) ? text : JSON.stringify(JSON.parse(text), null, 2);
   } catch {
     return text;

@@ -1,4 +1,4 @@
-// A pipeline's dead letters as work: groups by reason and step, the newest of a group, and
+// A pipeline's dead letters: groups by reason and step, the newest of the open group, and
 // re-drives.
 
 import { get, part, post, query } from "./api.js";
@@ -12,7 +12,7 @@ const SHOWN_LETTERS = 20;
 const MOST_LETTERS = 100;
 const DAY_MS = 86_400_000;
 
-// Somebody may be correcting a value of an open group, so the group is not shown again by itself.
+// An open group is not refreshed by itself, because somebody may be correcting one of its values.
 const isLive = (search) => !search.has("reason");
 
 export const deadLetters = tabView("dead-letters", show, isLive);
@@ -24,7 +24,7 @@ async function show({ name, overview, search, refresh, hash }) {
   for (const [id, value] of search) if (value !== "" || id === "step") given[id] = value;
   const path = `/pipelines/${part(name)}/dead_letters`;
   const since = sinceOf(given);
-  // Without an open group, the groups' examples are enough.
+  // This answer is for the groups and their examples, so a single letter is enough.
   const answer = await get(path, { since, limit: 1 });
   const context = {
     path,
@@ -150,7 +150,7 @@ async function redrive(name, path, chosen, what, refresh) {
   const text = `Each record is written to its topic again, once. The next run of ${name} reads it.`;
   if (!(await confirm(`Re-drive ${what}?`, text, "Re-drive"))) return;
   await report(refresh, async () => {
-    // A single record is chosen by its place, whatever its time.
+    // A single record is chosen by its place, so leave out the limit of time.
     const body = chosen.place ? { ...chosen, since: undefined } : chosen;
     const done = await post(`${path}/redrive`, body);
     const skipped = Object.entries(done.skipped);

@@ -79,7 +79,7 @@ function line(columns, row) {
   return element("tr", {}, cells);
 }
 
-// Links of which one is chosen. `choices`: [{ href, text, isChosen }].
+// A list of links, one of which is marked as chosen. `choices`: [{ href, text, isChosen }].
 export function choices(label, all, ...more) {
   const links = all.map(({ href, text, isChosen }) =>
     element("a", { class: "choice", href, "aria-current": isChosen ? "true" : null }, text),
@@ -87,8 +87,8 @@ export function choices(label, all, ...more) {
   return element("nav", { class: "choices", "aria-label": label }, links, more);
 }
 
-// Does something, refreshes the page, and shows the message that was returned, or the error, in
-// the element `done`. Without a message, because nothing was done, it leaves the page as it is.
+// Calls `act`, refreshes the page, and shows the returned message, or the error, in the element
+// `done`. If `act` returns no message, it has done nothing, and the page stays as it is.
 export async function report(refresh, act) {
   let message;
   let failed = false;

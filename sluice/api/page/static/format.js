@@ -1,4 +1,4 @@
-// Numbers, durations and times in a person's units.
+// Numbers, durations and times in units that are easy to read.
 
 import { element } from "./dom.js";
 
@@ -21,7 +21,7 @@ export function bytes(count) {
   return `${value < 10 ? value.toFixed(1) : Math.round(value)} ${units[0]}`;
 }
 
-const MANY_DAYS = 100; // beside so many days, hours say nothing
+const MANY_DAYS = 100; // from so many days on, hours are left out
 const UNITS = [
   ["d", 86_400],
   ["h", 3_600],
@@ -29,8 +29,7 @@ const UNITS = [
   ["s", 1],
 ];
 
-// 0.25 → 250 ms; 15 → 15 s; 3600 → 1 h; 5400 → 1 h 30 min: the two largest units, none that is
-// zero.
+// 0.25 → 250 ms; 15 → 15 s; 3600 → 1 h; 5400 → 1 h 30 min: the two largest units, without zeros.
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;

@@ -1,4 +1,4 @@
-// The first view of a pipeline: is it right, is it fresh, what does it do, what happened last.
+// The first view of a pipeline: its health, freshness, inputs and outputs, and latest events.
 // Charts are below.
 
 import { get, optional, part } from "./api.js";
@@ -265,7 +265,7 @@ async function charts(context, past, batches) {
   );
 }
 
-// What happened at one time, for the charts: failures, changes, a new generation.
+// The events that the charts mark: failures, changes, a new generation.
 function marksOf(overview, past, batches) {
   const marks = [];
   for (const { at, title } of overview.failures)

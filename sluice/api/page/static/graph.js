@@ -7,7 +7,7 @@
 import { best, LINE, PADDING, route } from "./graph_layout.js";
 
 const SVG = "http://www.w3.org/2000/svg";
-const MANY = 24; // from this number of nodes on, a small map shows where one is
+const MANY = 24; // drawings with at least this many nodes have a small map
 
 const make =
   (namespace) =>
@@ -143,14 +143,14 @@ function smallMap(graph) {
   return svg("svg", { class: "map", "aria-hidden": "true", ...size }, boxes);
 }
 
-// The place of the pointer in the units of a picture.
+// The pointer's position in the units of a picture.
 function placeIn(picture, { clientX, clientY }) {
   const matrix = picture.getScreenCTM().inverse();
   const { x, y } = new DOMPoint(clientX, clientY).matrixTransform(matrix);
   return { x, y };
 }
 
-// The part of a picture that is seen. It stays when the view is shown again.
+// The visible part of a picture. It is kept when the view is shown again.
 class Viewport {
   constructor(name, picture, whole, map) {
     Object.assign(this, { name, picture, whole, map });
@@ -181,7 +181,7 @@ class Viewport {
     this.show();
   }
 
-  // Move by shares of what is seen.
+  // Move by fractions of the visible part.
   pan(across, down) {
     const step = this.seen.width / 8;
     this.move(across * step, down * step);
@@ -192,7 +192,7 @@ class Viewport {
     this.move(x - seen.x - seen.width / 2, y - seen.y - seen.height / 2);
   }
 
-  // Zoom by a factor around a place, which is the middle without one.
+  // Zoom by a factor around a place; by default, around the middle.
   zoom(factor, around = null) {
     const { seen, whole } = this;
     const [least, most] = [whole.width / 12, whole.width * 1.5];
@@ -205,7 +205,7 @@ class Viewport {
     this.show();
   }
 
-  // Without a key, the wheel scrolls the page.
+  // Without a modifier key, the wheel scrolls the page.
   followWheel() {
     const zoom = (event) => {
       if (!event.ctrlKey && !event.metaKey) return;

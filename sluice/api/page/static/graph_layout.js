@@ -54,8 +54,8 @@ export function best(nodes, dagre, width, height) {
   return scaleOf(down) > scaleOf(across) * 1.1 ? down : across;
 }
 
-// The path of an edge, and the middle of its last bend. The path passes other ranks in the lane
-// that the layout has kept free, straight from their first to their last edge, and bends only
+// The path of an edge, and the middle of its last bend. Between the ranks of its two nodes, the
+// layout has kept a lane free: the path crosses each of these ranks straight, and bends only
 // between ranks. A place is [along, side]: along the direction of the drawing, and across it.
 export function route(graph, { v, w }) {
   const isAcross = graph.graph().rankdir === "LR";

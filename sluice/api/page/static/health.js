@@ -1,4 +1,4 @@
-// The health of pipelines, and what is wrong with them, in the words of all views.
+// The health of pipelines and their failures, in texts that all views share.
 
 import { part } from "./api.js";
 import { airflowLink, badge, element, link } from "./dom.js";
@@ -81,7 +81,7 @@ export function lastRun(run) {
   ];
 }
 
-// What needs a person, one line for each cause, the worst first.
+// The problems that need a person, one line for each cause, the worst first.
 export function failures(pipelines) {
   const all = [];
   for (const pipeline of pipelines) {
@@ -97,7 +97,7 @@ export function failures(pipelines) {
   );
 }
 
-// What is the same for all pipelines with the same cause, apart from their names.
+// A text that is equal for failures with the same cause: pipelines' names are replaced in it.
 function causeOf({ pipeline, failure: { kind, host, title, detail, next_step: next } }) {
   const texts = [detail, next].map((text) => withoutName(text, pipeline.pipeline));
   return JSON.stringify([kind, host, title, ...texts]);
@@ -106,7 +106,7 @@ function causeOf({ pipeline, failure: { kind, host, title, detail, next_step: ne
 const withoutName = (text, name) =>
   text.replaceAll(/[\w-]+/g, (word) => (word === name ? "NAME" : word));
 
-// What is wrong with a pipeline, or with several pipelines for the same reason.
+// A failure of one pipeline, or of several pipelines with the same cause.
 function failureLine(same) {
   const [{ pipeline, failure }] = same;
   const names = same.map((each) => each.pipeline.pipeline);
@@ -136,7 +136,7 @@ function whose(names) {
   return [element("b", {}, `${names.length} pipelines`), " (", links, ")"];
 }
 
-// The button of a failure: the place where a person goes on.
+// The link of a failure, to the place where a person finds out more.
 function step(pipeline, failure) {
   const path = pipelinePath(pipeline.pipeline);
   const run = pipeline.last_run;

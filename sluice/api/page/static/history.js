@@ -7,7 +7,7 @@ import { timeChart } from "./charts.js";
 
 const NO_RUN = "No run has ended in this time.";
 
-// `samples`: [[epoch ms, unread]], which the page has seen itself.
+// `samples`: [[epoch ms, unread]], unread records that the page itself has seen.
 export function historyCharts(uPlot, past, { count, period, samples, marks, select }) {
   const width = (period.to - period.from) / count;
   const timeOf = (index) => Math.round(period.from + (index + 0.5) * width);
@@ -74,7 +74,7 @@ export function historyCharts(uPlot, past, { count, period, samples, marks, sele
   );
 }
 
-// The unread records of each column: when a batch began, or seen by the page.
+// The unread records of each column: counted when a batch began, or by the page itself.
 function unreadIn(columns, samples, { from, to }) {
   const width = (to - from) / columns.length;
   const unread = columns.map((column) => (column?.batches ? column.most_records : null));

@@ -1,4 +1,4 @@
-// What is known about one node of a topology, and where a person goes on from it.
+// What is known about one node of a topology, with links to more.
 
 import { part } from "./api.js";
 import { badge, card, element, link } from "./dom.js";
@@ -25,7 +25,7 @@ export function nodeFacts(context, node, nodes, past) {
 
 const fact = (term, value) => value && [element("dt", {}, term), element("dd", {}, value)];
 
-// How many records a topic or table gave or got, and how many a second.
+// The number of records read from a topic, or written to a topic or table, and the rate.
 function recordsOf(node, { period }, past) {
   const what = { source: "read", sink: "written" }[node.kind];
   const count = what && sums(past, what).get(node.name);

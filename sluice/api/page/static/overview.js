@@ -1,4 +1,4 @@
-// All pipelines: what needs a person first, then a line for each pipeline, the worst first.
+// All pipelines: first the failures that need a person, then a line for each pipeline, worst first.
 
 import { get, query } from "./api.js";
 import { badge, card, choices, element, link } from "./dom.js";
@@ -14,12 +14,12 @@ export async function overview(_path, search) {
   for (const [name, value] of search) if (value !== "") given[name] = value;
   const { health, owner, tag, name } = given;
   const chosen = { health, owner, tag, name };
-  // Pipelines in another order, or in groups, must all be known.
+  // To sort or group pipelines, the page needs all of them.
   const isWhole = given.all === "1" || given.sort || given.group;
   const isChosen = Object.values(chosen).some(Boolean);
   const [summary, worst] = await Promise.all([
     get("/overview/summary", { ...chosen, limit: isWhole ? MOST : SHOWN }),
-    // What needs a person is shown whatever is chosen below.
+    // Failures are shown whatever filter is chosen below them.
     isChosen ? get("/overview", { limit: SHOWN }) : null,
   ]);
   const content = summary.pipelines ? filled(summary, worst ?? summary.first, given) : nothing();
@@ -37,7 +37,7 @@ function filled(summary, worst, given) {
   ];
 }
 
-// Says that more pipelines have failures than the first ones.
+// Says how many pipelines have failures besides the pipelines whose failures are shown.
 function more({ failing }, worst) {
   const shown = worst.filter((pipeline) => pipeline.failures.length).length;
   if (failing <= shown) return null;
@@ -59,8 +59,8 @@ function nothing() {
   return card("Nothing has run yet", element("p", {}, text));
 }
 
-// What pipelines are filtered and grouped by → the counts of all pipelines, the values of one, and
-// the group of those that have none.
+// The properties by which pipelines can be filtered and grouped → the counts over all pipelines,
+// the values of one pipeline, and the title of the group without a value.
 const FACETS = {
   owner: {
     label: "Owners",
@@ -116,7 +116,7 @@ function facet(name, summary, given) {
   const { label, counts } = FACETS[name];
   const byValue = counts(summary);
   const values = Object.keys(byValue).filter(Boolean).sort();
-  // An owner that all pipelines share tells nothing.
+  // If all pipelines have the same owner, there is nothing to filter.
   const isShared = values.length === 1 && byValue[values[0]] === summary.pipelines;
   if (!values.length || isShared) return null;
   const { [name]: current, all: _all, ...rest } = given;

@@ -15,7 +15,7 @@ export async function historyOf({ name, overview, period }) {
   return get(`/pipelines/${part(name)}/history`, { since, until, columns: COLUMNS });
 }
 
-// The sums of one count, such as `late`, of all columns, by name.
+// One count, such as `late`, summed over all columns, by name.
 export function sums(past, what) {
   const byName = new Map();
   for (const column of past.columns) {

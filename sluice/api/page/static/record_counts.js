@@ -1,5 +1,5 @@
-// Counts of the records of a time, at the edges and nodes of a topology. They are the counts of the
-// batches' audits: an edge or a node without a count of its own shows none.
+// The numbers of records in a period, at the edges and nodes of a topology. They come from the
+// batches' audits. An edge or a node that the audits do not count shows no number.
 
 import { number, short } from "./format.js";
 import { sums } from "./past.js";
@@ -50,7 +50,7 @@ const PROBLEMS = {
   unwritten: "not written",
 };
 
-// What a step did not use, in words: { failed: "12 failed", … }.
+// Why a step did not use records, in words: { failed: "12 failed", … }.
 export function problems(node, past) {
   const counts = Object.entries(past.steps?.[node.name] ?? {});
   return counts.map(([what, count]) => `${number(count)} ${PROBLEMS[what] ?? what}`);

@@ -1,5 +1,4 @@
-// The runs of a pipeline: where the time of each went, from the moment it was asked for to its
-// last batch.
+// The runs of a pipeline, and how each spent its time, from its request to its last batch.
 
 import { get, optional, part, query } from "./api.js";
 import { batchList } from "./batches.js";
@@ -10,9 +9,9 @@ import { batchesOf } from "./past.js";
 import { choosePeriod, tabView } from "./pipeline.js";
 
 const MOST_RUNS = 200;
-const MOST_BATCHES = 1_000; // of a run
+const MOST_BATCHES = 1_000; // the most that are shown of a run
 const SHOWN_RUNS = 15;
-const LONGEST_PAUSE_MS = 600_000; // between two batches of a run from the command line
+const LONGEST_PAUSE_MS = 600_000; // a longer pause between batches separates two runs
 const KINDS = {
   queue: "waiting for Airflow",
   start: "starting",
@@ -65,7 +64,7 @@ async function allRuns(context) {
   const known = new Set(inAirflow.map(({ run }) => run));
   const isKnown = (ofRun) => known.has(nameOf(ofRun));
   const ended = finished.filter((run) => !isKnown(run)).map((run) => fromLedger(run, batches));
-  // A run that is in progress, or that ended before the ledger kept runs, is known by its batches.
+  // Runs in progress, and runs from before the ledger kept runs, are only known by their batches.
   const covered = new Set(ended.flatMap((run) => run.batches.map(({ batch }) => batch)));
   const others = batches.filter((batch) => !isKnown(batch) && !covered.has(batch));
   const costOf = (run) => finished.filter((attempt) => nameOf(attempt) === run.run);
@@ -165,7 +164,7 @@ function mostOf(attempts, name, format) {
   return values.length ? format(Math.max(...values)) : "–";
 }
 
-// A run that has ended, and that Airflow does not have.
+// A run that has ended, and that is not in Airflow.
 function fromLedger(run, batches) {
   const [begun, ended] = [Date.parse(run.began_at), Date.parse(run.ended_at)];
   const own = batches

@@ -1,5 +1,5 @@
 // What a store holds, as a picture: windows over time, sessions on a time axis, the largest values
-// as bars, and what a key was in the last snapshots.
+// as bars, and a key's values in the last snapshots.
 
 import { get, getExact, part, query } from "./api.js";
 import { pointsChart } from "./charts.js";
@@ -87,7 +87,7 @@ function sessions(keys) {
   );
 }
 
-// A bar, or several, as wide as its place.
+// A picture with one or several bars, as wide as its column.
 function strip(label, bars) {
   const size = { width: "100%", height: 18 };
   return svg("svg", { class: "gantt", ...size, role: "img", "aria-label": label }, bars);
@@ -147,7 +147,7 @@ function toHistory({ pipeline, store }, given) {
   return element("p", {}, link(path, `What this key was in the last ${MOST_SNAPSHOTS} snapshots`));
 }
 
-// What a key was in the last snapshots: a line for each field with numbers, and all values.
+// The values of a key in the last snapshots: a line for each field with numbers, and all values.
 async function history(info, given) {
   const past = await valuesOf(info, given.key);
   const known = past.filter(({ value }) => value !== undefined);
@@ -170,7 +170,7 @@ const HISTORY = [
   { title: "Value", cell: historyValue },
 ];
 
-// A value, and whether it is another one than in the snapshot before.
+// A value, marked if it differs from the previous snapshot's.
 function historyValue({ value, before }) {
   const text = value === undefined ? "no entry" : element("code", {}, json(value));
   const isChanged = before !== null && json(before) !== json(value);

@@ -1,4 +1,4 @@
-// What all views say about stores.
+// Texts about stores that several views share.
 
 import { part } from "./api.js";
 import { badge, element } from "./dom.js";

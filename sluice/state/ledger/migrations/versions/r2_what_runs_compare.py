@@ -1,4 +1,4 @@
-"""Adds what a run compares, and what became of pipelines.
+"""Adds the values that a run compares, and which pipelines were recovered or retired.
 
 Between its batches, a run compares the leader epoch of the last record read from each partition. A
 changed pipeline is compared with the contracts, the outputs and the file of its generation. A batch
