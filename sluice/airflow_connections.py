@@ -58,7 +58,8 @@ def kafka_config(connection: str = KAFKA) -> dict[str, str]:
     except AirflowOptionalProviderFeatureException as error:
         raise SettingsError(
             f"Connection {connection!r} cannot be used: {sentence(error)}",
-            next_step="Install what makes the tokens, for AWS: pip install 'sluice-streams[msk]'.",
+            next_step="Install the package that makes the tokens. For AWS: "
+            "pip install 'sluice-streams[msk]'.",
         ) from None
     except ValueError as error:
         raise SettingsError(

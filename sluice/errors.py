@@ -113,7 +113,7 @@ class NoSlot(EngineError):
     title = "Airflow does not start the run"
     next_step = (
         "Look at the DAG in Airflow: its pool may have no free slot, the DAG may be paused, or no "
-        "worker takes the task. The run starts by itself once it may."
+        "worker takes the task. The run starts by itself as soon as the cause is gone."
     )
 
 
@@ -237,8 +237,7 @@ class Overdue(EngineError):
 
     title = "The data are too old"
     next_step = (
-        "Look at the DAG in Airflow: it may be paused, its runs may fail or wait, or they take too "
-        "long."
+        "Look at the DAG in Airflow: it may be paused, or its runs may fail, wait or take too long."
     )
 
 
@@ -253,10 +252,10 @@ class BatchDiffers(EngineError):
     def of(cls, pipeline: str, batch: int, differences: Iterable[str]) -> Self:
         """Return the error for a batch whose results differ in these ways from what was written."""
         return cls(
-            f"Batch {batch} of {pipeline} was written, and then its driver ended. The batch is "
-            f"being repeated and has other results: {'; '.join(differences)}. Its records (for "
-            "example by compaction), the pipeline, or a table's columns have changed in between. "
-            "What was written stays, and the batch is not published.",
+            f"Batch {batch} of {pipeline} was written, and then its driver ended. The repeated "
+            f"batch has other results: {'; '.join(differences)}. Possible causes: changed records "
+            "(for example by compaction), a changed pipeline, or changed columns of a table. The "
+            "first results stay in the output, and the batch is not published.",
             next_step=(
                 f"Undo the change, and run again: sluice run {pipeline}. Or compute the state anew "
                 "from the topics, which does not write the same output again: "
@@ -326,8 +325,8 @@ class WentBack(StateError):
         """
         end = "has no snapshot" if newest is None else f"ends at snapshot {newest}"
         return cls(
-            f"The ledger {end} of {pipeline}, but {published} was published. It has lost its "
-            "newest commits, for example in a fail-over to a replica that lagged, or was "
+            f"The ledger {end} of {pipeline}, but {published} was published. The ledger has lost "
+            "its newest commits, for example in a fail-over to a replica that lagged, or was "
             "restored from a backup.",
             next_step=recovery_advice(pipeline),
         )
@@ -396,7 +395,7 @@ class NotReached(QueryError):
 
     status = 412
     title = "Not reached yet"
-    next_step = "Try again after the pipeline's next run, or remove the bound."
+    next_step = "Try again after the pipeline's next run, or query without a minimum."
 
 
 class Incomplete(StateError):

@@ -102,7 +102,7 @@ FINISHED = "SLUICE_FINISHED"
 """The environment variable with the path of a file that the driver makes when it has done
 everything."""
 UNFINISHED = (
-    "The driver ended with status 0 before it had done everything. "
+    "The driver ended with status 0 before the run was complete. "
     "Look for code that ends the process."
 )
 CONNECTION = "_PYSPARK_DRIVER_CONN_INFO_PATH"

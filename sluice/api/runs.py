@@ -44,7 +44,7 @@ class PoolWait:
         if not self._is_full:
             return "Look at Airflow's own limits, such as core.parallelism, and at its scheduler."
         return (
-            "Wait until these tasks have ended, end one, or give the pool "
+            "Wait until these tasks have ended, end one of them, or give the pool "
             f"{self.pool} more slots in Airflow."
         )
 

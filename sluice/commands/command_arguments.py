@@ -15,8 +15,8 @@ FromTopics = Annotated[
     typer.Option(
         "--from-topics",
         help=(
-            "Go on if the topics have deleted records that the state contains, and compute the "
-            "state without them."
+            "If the topics have deleted records that the state contains, compute the state "
+            "without them instead of refusing."
         ),
     ),
 ]

@@ -19,7 +19,7 @@ DIFFERS = 4
 def deploy(
     pipeline: PipelineName,
     promote: Annotated[
-        bool, typer.Option("--promote", help="Let queries read the state that was built.")
+        bool, typer.Option("--promote", help="Let queries read the built state.")
     ] = False,
     if_same: Annotated[
         bool,
@@ -27,16 +27,14 @@ def deploy(
     ] = False,
     roll_back: Annotated[
         bool,
-        typer.Option("--roll-back", help="After a promotion: make the state before it current."),
+        typer.Option("--roll-back", help="Make the state before the last promotion current."),
     ] = False,
-    drop: Annotated[
-        bool, typer.Option("--drop", help="Remove the state that was built, instead.")
-    ] = False,
+    drop: Annotated[bool, typer.Option("--drop", help="Remove the built state.")] = False,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Only compare again what was built.")
+        bool, typer.Option("--compare", help="Only compare the built state again.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be built.")
+        bool, typer.Option("--dry-run", help="Only print what would be built.")
     ] = False,
     master: Master = LOCAL,
 ) -> None:

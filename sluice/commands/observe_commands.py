@@ -11,7 +11,7 @@ from sluice.errors import SettingsError
 from sluice.settings import settings
 
 app = typer.Typer(
-    no_args_is_help=True, help="Alert rules and a dashboard for all pipelines, or for a team's."
+    no_args_is_help=True, help="Alert rules and a dashboard for all pipelines, or for one team's."
 )
 Owner = Annotated[
     str, typer.Option(help="Only the pipelines that have this owner in the files sluice.toml.")

@@ -121,9 +121,9 @@ def _checked_pipeline(name: str) -> str:
         loaded = load_pipelines(settings().pipelines).pipelines
         if not loaded:
             raise SettingsError(
-                f"There is no pipeline in {settings().pipelines} with which executors could be "
-                "checked.",
-                next_step="Name the folder of your pipelines in SLUICE_PIPELINES.",
+                f"There is no pipeline in {settings().pipelines}, and the check of executors "
+                "needs one.",
+                next_step="Set SLUICE_PIPELINES to the folder of your pipelines.",
             )
     return loaded[0].name
 

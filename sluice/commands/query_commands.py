@@ -265,8 +265,8 @@ def diff(
         str,
         typer.Option(
             help=(
-                "The snapshot to compare with that of --after: 1.40, 1.newest for the newest "
-                "snapshot of generation 1, run:NAME for the last snapshot of a run, or a time."
+                "The first snapshot to compare: 1.40, 1.newest for the newest snapshot of "
+                "generation 1, run:NAME for the last snapshot of a run, or a time."
             )
         ),
     ],
@@ -274,7 +274,7 @@ def diff(
         str | None,
         typer.Option(
             help=(
-                "The snapshot to compare with that of --before, in the same forms; default: the "
+                "The second snapshot to compare, in the same forms as --before; default: the "
                 "newest."
             )
         ),

@@ -15,7 +15,8 @@ from sluice.settings import settings
 def remove(
     pipeline: PipelineName,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Remove it. Without this, only say what would be removed.")
+        bool,
+        typer.Option("--yes", help="Remove it. Without --yes, only print what would be removed."),
     ] = False,
     keep_dead_letters: Annotated[
         bool, typer.Option("--keep-dead-letters", help="Keep the topics of dead letters.")
@@ -48,7 +49,7 @@ def remove(
                 removal = find_removal(ledger, own, pipeline, keep_dead_letters=keep_dead_letters)
         for line in removal.lines():
             out.print(line, markup=False, soft_wrap=True)
-        last = "Airflow keeps its own history of the DAG: airflow dags delete " + pipeline
+        last = f"Airflow keeps the history of the DAG. To delete it: airflow dags delete {pipeline}"
         if not yes:
             last = f"Nothing was changed. To remove it for good: sluice remove {pipeline} --yes"
         out.print(last, markup=False, soft_wrap=True)

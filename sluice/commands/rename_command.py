@@ -31,7 +31,7 @@ def rename(
         typer.Option(metavar=_PAIR, help="Rename this step; may be repeated."),
     ] = None,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Rename it. Without this, only say what would change.")
+        bool, typer.Option("--yes", help="Rename it. Without --yes, only print what would change.")
     ] = False,
     undo: Annotated[
         bool,
@@ -48,7 +48,7 @@ def rename(
         parts = _pairs(store, step)
         if bool(new) == bool(parts) or (undo and not new):
             raise QueryError(
-                "Name either the pipeline's new name, or stores and steps to rename.",
+                "Pass either the pipeline's new name, or stores and steps to rename.",
                 next_step=f"Write sluice rename {pipeline} NEW, or sluice rename {pipeline} "
                 f"--store {_PAIR}.",
             )

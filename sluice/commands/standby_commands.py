@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Copies of workers' shards at second state servers, for when the first is gone.",
+    help="Manage standbys: copies of shards at second state servers, in case the first is lost.",
 )
 
 Worker = Annotated[int, typer.Argument(min=0, help="The worker's number.")]

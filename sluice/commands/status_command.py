@@ -86,7 +86,7 @@ def status() -> None:
     for name, file in unseen.items():
         text = (
             f"{name}: no file in {settings().pipelines} defines it. Its newest run read {file}, in "
-            "a folder that this host does not have. If it is not to run again: "
+            "a folder that this host does not have. If the pipeline should not run again: "
             f"sluice retire {name}."
         )
         out.print(f"· {text}", markup=False, soft_wrap=True)

@@ -85,15 +85,15 @@ def accept(
     pipeline: PipelineName,
     restored: Annotated[
         bool,
-        typer.Option("--restored", help="The topics have all of their records again."),
+        typer.Option("--restored", help="Pass this if you have restored all of the records."),
     ] = False,
     may_repeat: Annotated[
         bool,
         typer.Option(
             "--may-repeat",
             help=(
-                "If the markers are lost: the output of a batch that was begun "
-                "may be written twice."
+                "If the markers are lost: accept that the output of an unpublished batch may be "
+                "written twice."
             ),
         ),
     ] = False,

@@ -19,10 +19,10 @@ def warm(
     master: Master = LOCAL,
     at_once: Annotated[
         int,
-        typer.Option(min=1, max=100, help="The most runs at the same time; others wait."),
+        typer.Option(min=1, max=100, help="Maximum number of concurrent runs; others wait."),
     ] = 4,
     idle: Annotated[str, typer.Option(help="End after this time without a run.")] = "30 minutes",
-    runs: Annotated[int, typer.Option(min=1, help="End after so many runs.")] = 500,
+    runs: Annotated[int, typer.Option(min=1, help="End after this many runs.")] = 500,
     age: Annotated[str, typer.Option(help="End after this time.")] = "12 hours",
     delta: Annotated[
         bool, typer.Option("--delta", help="Take runs of pipelines with Delta tables.")

@@ -142,7 +142,7 @@ def configuration_errors(kafka: Mapping[str, str]) -> Iterator[None]:
             raise
         reason = masked(error.args[0].str(), secrets_of_settings(kafka))
         for name, path in _missing_files(kafka):
-            reason = f"{sentence(reason)} There is no file {path}, which {name} names"
+            reason = f"{sentence(reason)} The file {path} in {name} does not exist"
         next_step = (
             "Correct the setting in SLUICE_KAFKA, or in the extra of Airflow's Kafka connection."
         )
@@ -197,7 +197,7 @@ def without_token(kafka: Mapping[str, str]) -> BrokersUnreachable | None:
     detail = f"There is no token for Kafka at {address}: {sentence(reason)}"
     detail = masked(detail, secrets_of_settings(kafka))
     return BrokersUnreachable(
-        detail, next_step=f"Check {names}. Sluice goes on when there are tokens again."
+        detail, next_step=f"Check {names}. Sluice goes on as soon as it gets a token."
     )
 
 

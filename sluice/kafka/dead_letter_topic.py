@@ -327,8 +327,8 @@ def redrive_markers(
                 f"{message.topic()}, partition {message.partition()}, offset {message.offset()}: "
                 "this record is not a marker of a re-drive, so another program writes to the "
                 "topic.",
-                next_step="Stop that program, and delete its records (kafka-delete-records) or "
-                "write over their keys.",
+                next_step="Stop that program. Then delete its records (kafka-delete-records), or "
+                "replace them by records with the same keys.",
             ) from None
     return markers
 

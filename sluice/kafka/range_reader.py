@@ -42,7 +42,7 @@ _SETTINGS: Mapping[str, str | int | bool] = {
     "receive.message.max.bytes": 2_147_483_647,
 }
 _RUN_AGAIN = (
-    "Run the pipeline again: it checks its topics first, and its error says what you can do."
+    "Run the pipeline again: the run checks its topics first, and its error says what you can do."
 )
 _QUESTION_S = 5.0
 """After this silence, the reader asks a broker whether the topics exist and may be read. A broker
@@ -305,11 +305,12 @@ class RangeReader:
         is_lost = first > position or end < part.end
         if is_lost and not self._skips_lost:
             raise EngineError(
-                f"{part.topic}, partition {part.partition}, has lost records: the offsets "
-                f"{position} to {part.end - 1} were to be read, but the partition begins at offset "
-                f"{first} and ends before offset {end}.",
-                next_step="Retention has removed the records, the topic was created again, or a "
-                f"broker without the newest records leads the partition. {_RUN_AGAIN}",
+                f"{part.topic}, partition {part.partition}, has lost records: the batch has to "
+                f"read offsets {position} to {part.end - 1}, but the partition begins at offset "
+                f"{first} and ends before offset {end}. Possible causes: retention removed the "
+                "records, the topic was created again, or a broker that lacks the newest records "
+                "leads the partition.",
+                next_step=_RUN_AGAIN,
             )
         if first > position:
             self._reach(partition, first)

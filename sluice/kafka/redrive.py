@@ -176,7 +176,7 @@ def _obstacle(
     # names the reason, or the dead letter's position.
     if chosen.reason or chosen.place or letter.reason in UNREADABLE:
         return ""
-    return f"{letter.reason}: name the reason to re-drive these too"
+    return f"{letter.reason}: re-driven only if the command names this reason"
 
 
 def _send(

@@ -47,9 +47,9 @@ def require_redrive_topic(kafka: Mapping[str, str], pipeline: str, producer: Pro
     if remembered and remembered != now:
         happened = "was deleted" if now is None else "was deleted and created again"
         raise OutputError(
-            f"Topic {topic} {happened}. It said which dead letters of {pipeline} were re-driven: "
-            "without it, their records would be written to their source topics a second time. "
-            "Nothing was re-driven.",
+            f"Topic {topic} {happened}. Its records told which dead letters of {pipeline} were "
+            "re-driven. Without them, a re-drive would write these dead letters to their source "
+            "topics a second time. Nothing was re-driven.",
             next_step="If you have a copy of the topic, restore it. Then accept the topic as it "
             f"is: sluice topics accept {pipeline}. All dead letters without a marker then count as "
             "not re-driven, so re-drive only those that came after the last re-drive: sluice "

@@ -124,8 +124,8 @@ def _expiry(token: Token, now: float) -> float:
     returned = token if isinstance(token, (tuple, list)) else ()
     if len(returned) < _LEAST_RETURNED or not (returned[0] and isinstance(returned[0], str)):
         raise TokenError(
-            "it has not returned a text and a number, which are a token and the time at which the "
-            "token expires, in epoch seconds"
+            "it must return a token (a text) and the time at which the token expires (a number "
+            "of epoch seconds)"
         )
     expires_at = float(returned[1])
     if expires_at <= now:

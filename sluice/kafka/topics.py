@@ -244,7 +244,7 @@ def produce(
         raise EngineError(
             f"{counted(len(errors) + undelivered, 'record')} could not be written to {topic}: "
             f"{sentence(cause)}",
-            next_step="Check that the broker is running, then write them again.",
+            next_step="Check that the broker is running, then write the records again.",
         )
 
 
@@ -256,8 +256,8 @@ def _require_topic(kafka: Mapping[str, str], client: Producer, topic: str) -> No
     if error is not None and error.code() in _NO_TOPIC:
         raise EngineError(
             f"Topic {topic} cannot be written: {sentence(error.str())}",
-            next_step="Check its name, or create it. sluice topics create NAME creates the topics "
-            "of a pipeline.",
+            next_step="Check the topic's name, or create the topic. sluice topics create NAME "
+            "creates the topics of a pipeline.",
         )
 
 

@@ -129,8 +129,8 @@ class DatabaseTable:
                 # The value equals none of the requested keys, so its key is unknown. The database
                 # may have found the value because it ignores case, for example.
                 raise self._error(
-                    f"takes the {self.table.column} {column_value!r} in {self.table.table} for "
-                    "another key"
+                    f"returned the row with {self.table.column} {column_value!r} in "
+                    f"{self.table.table} for a key that differs from it"
                 )
             rows_by_value.setdefault(value, []).append(row)
         row_by_key: dict[str, Row] = {}
@@ -143,7 +143,7 @@ class DatabaseTable:
         """Return the only row of a key, as JSON."""
         if len(rows) > 1:
             return LookupError(
-                f"{len(rows)} rows of {self.table.table} have the {self.table.column} {key!r}"
+                f"{len(rows)} rows of {self.table.table} have {self.table.column} {key!r}"
             )
         row: Any = dict(zip(self.table.columns, rows[0], strict=True))
         try:

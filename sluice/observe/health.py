@@ -163,7 +163,7 @@ def _topics(names: Sequence[str]) -> str:
 
 def not_started(pipeline: str, since: datetime) -> Failure:
     """Return the failure of a pipeline whose run was requested at `since` and has no driver yet."""
-    error = NoSlot(f"A run was asked for at {since:%H:%M:%S} UTC, and no driver has started.")
+    error = NoSlot(f"A run was requested at {since:%H:%M:%S} UTC, but no driver has started.")
     return msgspec.structs.replace(Failure.of(error, pipeline, kind="slot"), at=since)
 
 
@@ -179,7 +179,7 @@ def held_failure(pipeline: str, lag: Lag, since: datetime) -> Failure:
             places.append(f"{topic}/{number}")
             if lag.broker and not next_step:
                 next_step = _end_transaction(lag, topic, number)
-    detail = f"It holds back {counted(records, 'record')} of {', '.join(places)}."
+    detail = f"The transaction holds back {counted(records, 'record')} of {', '.join(places)}."
     error = RecordsHeld(detail, next_step=next_step)
     return msgspec.structs.replace(Failure.of(error, pipeline, kind="held"), at=since)
 

@@ -163,8 +163,8 @@ def _snapshot_of_the_future(
     ahead = snapshot.published_at - datetime.now(UTC)
     if ahead > timedelta(seconds=CLOCK_SECONDS):
         error = ClockOff(
-            f"Snapshot {snapshot.id} was published {ahead.total_seconds():,.0f} s in the future "
-            f"of {own_host}. The clock of {own_host} or of the driver's host is wrong."
+            f"The publication time of snapshot {snapshot.id} is {ahead.total_seconds():,.0f} s "
+            f"ahead of the clock of {own_host}. This clock or that of the driver's host is wrong."
         )
         yield Sight("clock", own_host, error)
 

@@ -56,7 +56,7 @@ METRICS: Mapping[str, Metric] = {
         "gauge",
         "1 if a topic that the pipeline reads is there, 0 if it is missing or no broker answers.",
     ),
-    "paused": Metric("gauge", "1 if somebody has paused the pipeline, so that no run starts."),
+    "paused": Metric("gauge", "1 if somebody has paused the pipeline; then no run starts."),
     "failed": Metric(
         "gauge", "1 if the last run failed or the pipeline's file cannot be loaded, else 0."
     ),
@@ -78,7 +78,7 @@ METRICS: Mapping[str, Metric] = {
     ),
     "batches_total": Metric("counter", "Published batches."),
     "records_total": Metric(
-        "counter", "Records read, by topic, by what became of them, and why they were rejected."
+        "counter", "Records read, by topic, by outcome, and by the reason of a rejection."
     ),
     "written_records_total": Metric("counter", "Records written to a topic or a table."),
     "late_records_total": Metric(
@@ -92,7 +92,7 @@ METRICS: Mapping[str, Metric] = {
         "gauge", "End of the newest window that Airflow has an event for, in epoch seconds."
     ),
     "runs_total": Metric("counter", "Runs that have ended, by outcome."),
-    "run_retries_total": Metric("counter", "Attempts of Airflow to repeat a failed run."),
+    "run_retries_total": Metric("counter", "Airflow's retries of failed runs."),
     "run_cpu_seconds_total": Metric("counter", "CPU time of runs on the driver's host."),
     "batch_duration_seconds": Metric(
         "histogram", "Duration of batches, from their start until they were visible."
@@ -105,7 +105,7 @@ METRICS: Mapping[str, Metric] = {
     ),
     "request_duration_seconds": Metric(
         "histogram",
-        "Time from a request to this state server until its answer began, by what was asked for.",
+        "Time from a request to this state server until its answer began, by kind of request.",
     ),
 }
 """Name of each metric, without the prefix `sluice_`, and its meaning."""

@@ -121,10 +121,11 @@ def _require_no_begun_batch(ledger: Ledger, newest: Audit, outputs: Sequence[str
     if last < first:
         return
     name = ref.pipeline
-    begun = f"Batch {first} of {name} was begun and not published"
+    begun = f"According to the ledger, batch {first} of {name} was begun but not published"
     if last > first:
         begun = (
-            f"Batches {first} to {last} of {name} were begun and, says the ledger, not published"
+            f"According to the ledger, batches {first} to {last} of {name} were begun but not "
+            "published"
         )
     raise Refused(
         f"{begun}. Without the markers, it is unknown whether the output was written. Nothing was "

@@ -177,8 +177,8 @@ class ChangedStores:
         if upstream:
             name = job.pipeline.name
             raise EngineError(
-                f"{_names(added)} of {name} would not fit {_names(upstream)}, "
-                "which also counts deleted records.",
+                f"{_names(added)} of {name} would not agree with {_names(upstream)}, "
+                "whose state also contains records that the topics have deleted.",
                 next_step="Compute all stores from the topics as they are: "
                 f"sluice rebuild {name} --from-topics.",
             )

@@ -53,7 +53,7 @@ class StoreComparison:
     def lines(self) -> Iterator[str]:
         """Describe the store, one sentence a line."""
         if self.state == "removed":
-            yield f"{self.name}: is no longer in the pipeline. Queries of it would find nothing."
+            yield f"{self.name}: is no longer in the pipeline. Queries would no longer find it."
             return
         if self.state == "new":
             yield f"{self.name}: is new, with {self.entries[1]:,} entries."
@@ -65,8 +65,8 @@ class StoreComparison:
             return
         yield (
             f"{self.name}: of {before:,} entries, {found.same:,} have the same answer, "
-            f"{found.changed:,} another one, {found.missing:,} are gone, and {found.added:,} are "
-            f"new. Now {after:,} entries."
+            f"{found.changed:,} have another answer, and {found.missing:,} are gone; "
+            f"{found.added:,} are new. There are now {after:,} entries."
         )
         for name, (old, new) in self.totals.items():
             if old != new:
@@ -107,8 +107,8 @@ class Deployment:
         )
         if not self.is_at_same_records:
             yield (
-                "The two have not read the same records, so some differences come from records "
-                "that only one of them has read. Deploy again for a comparison of the same records."
+                "The two generations have not read the same records, so some differences come from "
+                "records that only one of them has read. To compare the same records, deploy again."
             )
         for store in self.stores:
             yield from store.lines()
@@ -133,8 +133,8 @@ def compare_generations(ledger: Ledger, pipeline: str) -> Deployment:
     newest = ledger.snapshots.newest(current)
     if before is None or after is None or built is None or newest is None:
         raise NotFound(
-            f"Generation {new.generation} of {pipeline} has no snapshot: its building has not "
-            "ended.",
+            f"Generation {new.generation} of {pipeline} has no snapshot, because it has not been "
+            "built completely.",
             next_step=f"Build it again: sluice deploy {pipeline}.",
         )
     same = _at_same_records(ledger, pipeline, built)

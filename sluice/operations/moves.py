@@ -91,7 +91,7 @@ def require_server(ledger: Ledger, place: Placement, database: str = "") -> None
     if (card.host, card.port) != place.address:
         own_address = address_of(card.host, card.port)
         raise Refused(
-            f"The state server at {address} calls itself {own_address}.",
+            f"The state server at {address} reports another address, {own_address}.",
             next_step=f"Use the address {own_address}. If it does not lead to the server from "
             "here, restart the server with --host.",
         )

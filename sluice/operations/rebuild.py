@@ -570,8 +570,8 @@ _NO_HISTORY = (
 
 
 _NEW_TOPICS = (
-    "They are read from their beginning, together with the other topics in new batches. No output "
-    "is written for the records that they have now."
+    "The new topics are read from their beginning, together with the other topics, in new batches. "
+    "No output is written for the records that the new topics have now."
 )
 
 

@@ -84,7 +84,7 @@ class Recovery:
             )
         if self.elsewhere:
             yield (
-                f"Not below this process's SLUICE_SHARDS: {listed(self.elsewhere)}. If another "
+                f"Outside of this process's SLUICE_SHARDS: {listed(self.elsewhere)}. If another "
                 f"installation still runs {name} there, do not recover: both would write these "
                 "shards. Give this pipeline another name."
             )

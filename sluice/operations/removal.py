@@ -47,8 +47,8 @@ class Removal:
         """Describe what is removed, in sentences."""
         if self.renamed_to:
             yield (
-                f"{self.pipeline} is the former name of {self.renamed_to}. The ledger forgets it, "
-                "so that another pipeline can have it."
+                f"{self.pipeline} is the former name of {self.renamed_to}. The ledger forgets the "
+                "name. Another pipeline can then use it."
             )
         if self.generations:
             numbers = counted(len(self.generations), "generation")
@@ -123,8 +123,8 @@ def remove(
         if readers := readers_of(ledger, pipeline):
             raise Refused(
                 f"The newest batches of {joined(readers)} read stores of {pipeline}.",
-                next_step="Remove store_of from their files and run them once, or remove them "
-                "first.",
+                next_step="Remove store_of from the files of these pipelines and run them once, or "
+                "remove these pipelines first.",
             )
         with current_lease(ledger, pipeline, holder, patience) as lease:
             ledger.generations.forget_pipeline(lease.row)

@@ -97,24 +97,27 @@ class Renaming:
         if self.stores:
             yield (
                 f"Stores are queried at the new name: {', '.join(self.stores)}. "
-                f"Queries by the old name say where it went."
+                f"Queries by the old name get an error that gives the new name."
             )
 
     def next_lines(self) -> Iterator[str]:
         """Describe the changes that a person still has to make outside of Sluice's state."""
-        yield f'In the pipeline\'s file: Pipeline("{self.new}").'
+        yield f'In the pipeline\'s file, write Pipeline("{self.new}").'
         if self.readers:
             yield (
-                f"In the files of {joined(self.readers)}, which read its stores: "
-                f'store_of("{self.new}", ...), and answers="{self.old}_STORE" in lookup_in, unless '
-                "it has answers already. Until then, they do not run."
+                f"In the files of {joined(self.readers)}, which read its stores, write "
+                f'store_of("{self.new}", ...). If a lookup_in has no answers=, also write '
+                f'answers="{self.old}_STORE". Until then, these pipelines do not run.'
             )
         yield (
-            f"In sluice.toml, DAG files, alerts and dashboards that name {self.old}: {self.new}. "
-            f"Its DAG, trigger and card get the new name with the file; give {self.new} the "
-            f"permissions of {self.old}."
+            f"In sluice.toml, DAG files, alerts and dashboards, replace {self.old} by {self.new}. "
+            "The DAG, the trigger and the card take the new name from the pipeline's file. In "
+            f"Airflow, give {self.new} the permissions of {self.old}."
         )
-        yield f"Airflow keeps the history of the old DAG: airflow dags delete {self.old}"
+        yield (
+            "Airflow keeps the history of the old DAG. To delete it: "
+            f"airflow dags delete {self.old}"
+        )
 
 
 def find_renaming(ledger: Ledger, settings: Settings, old: str, new: str) -> Renaming:
@@ -180,7 +183,7 @@ def _require_possible(
         )
     if ledger.generations.forgotten(old):
         raise Refused(
-            f"Shards of an earlier generation of {old} are still to be deleted.",
+            f"Shards of an earlier generation of {old} have not been deleted yet.",
             next_step=f"Run it once, or: sluice rebuild {old}.",
         )
     former = ledger.renames.of(new)
@@ -421,7 +424,10 @@ def _lines(names: Mapping[tuple[Kind, str], str]) -> Iterator[str]:
     for (kind, former), name in names.items():
         yield f"The {kind} {former} becomes {name}, and keeps its state."
     if any(kind == "store" for kind, _ in names):
-        yield "Queries by an old name say where it went. Airflow's assets get the new names."
+        yield (
+            "Queries by an old name get an error that gives the new name. Airflow's assets get the "
+            "new names."
+        )
 
 
 def _renamed_parts(

@@ -254,7 +254,7 @@ class _Division:
         # worker to which it belongs.
         if owner(key, len(self.old.workers)) != self.worker:
             raise self._indivisible(
-                f"Worker {self.worker} has the state of key {key!r} for another worker."
+                f"Worker {self.worker} has the state of key {key!r}, which another worker owns."
             )
         return owner(key, self.workers)
 

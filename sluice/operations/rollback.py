@@ -44,8 +44,8 @@ def roll_back(rebuild: Rebuild) -> int:
         now, _ = description_now(rebuild.job, settings, before)
         if not computes_same_state(before, now):
             raise Refused(
-                f"The file of {name} is not that of generation {before.generation}.",
-                next_step="Put the earlier file in place first, then roll back.",
+                f"The file of {name} does not compute the state of generation {before.generation}.",
+                next_step="Put the file of that generation in place first, then roll back.",
             )
         _forget_attempts(ledger, current, before.ref, lease.row)
         snapshot = ledger.snapshots.newest(before.ref)

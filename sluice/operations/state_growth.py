@@ -38,7 +38,7 @@ def note_size(ledger: Ledger, pipeline: str, today: date) -> None:
     noted = ledger.sizes.of(pipeline)
     if is_growing(noted):
         first, last = size_text(noted[0]), size_text(noted[-1])
-        detail = f"It has grown on each of the last {DAYS} days, from {first} to {last}."
+        detail = f"The state has grown on each of the last {DAYS} days, from {first} to {last}."
         error = StateGrows(f"{detail} {_largest_part(info)}".rstrip())
         ledger.failures.keep(Failure.of(error, pipeline, kind="growth"))
     else:

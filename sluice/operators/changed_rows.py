@@ -50,8 +50,8 @@ class ChangedRows(Operator[LatestValue]):
         error = None
         if change.kind == "truncate":
             error = ValueError(
-                "all rows were removed from the table, and a change can remove only the row "
-                "of its key"
+                "the change removes all rows of the table, but Sluice can remove only the row "
+                "of the change's key"
             )
         elif differs and self.check_old == "reject":
             row_of_key = state.value or "which has none"

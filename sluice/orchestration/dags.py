@@ -50,7 +50,7 @@ _ACTION = (
     "change: compute only new and changed stores, delete removed ones, and then run."
 )
 _NUMBERS = {
-    "max_records": "The most records of a batch. Empty: SLUICE_MAX_RECORDS.",
+    "max_records": "Maximum number of records in a batch. Empty: SLUICE_MAX_RECORDS.",
     "linger_seconds": "How long the run waits for new records after it has read all. "
     "Empty: the pipeline's linger.",
 }

@@ -282,7 +282,7 @@ def _file_errors(home: Path) -> Iterator[None]:
     except OSError as error:
         raise SettingsError(
             f"{home / FOLDER} cannot be read or written: {error.strerror or error}.",
-            next_step="Give the user of this process the folder, or choose another SLUICE_HOME. "
+            next_step="Let this process's user write to the folder, or change SLUICE_HOME. "
             "If the disk is full, make space.",
         ) from error
 
@@ -297,8 +297,8 @@ def _removed_after(folder: Path) -> Iterator[Path]:
 
 def _unpack(archive: Path, target: Path) -> None:
     advice = (
-        "Make it of a folder that `pip install --target` has written; packages are at the top of "
-        "the archive."
+        "Make the archive from a folder that `pip install --target` has written, with the packages "
+        "at the top of the archive."
     )
     try:
         if archive.suffix == ".zip":

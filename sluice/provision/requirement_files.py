@@ -60,8 +60,8 @@ class _Reader:
         """Yield the content of a package that a line names by its path."""
         if _EDITABLE.match(line):
             raise SettingsError(
-                f"{file} has the editable package {line}, which cannot be copied to the folder of "
-                "the libraries.",
+                f"{file} names the editable package {line}, which cannot be copied to the folder "
+                "of the libraries.",
                 next_step="Build a wheel of it (pip wheel), and write the wheel's path.",
             )
         path = self._path(line)
@@ -69,7 +69,7 @@ class _Reader:
             return
         if path.is_dir():
             raise SettingsError(
-                f"{file} has the folder {line}, whose changes cannot be seen.",
+                f"{file} names the folder {line}, but Sluice cannot notice changes in a folder.",
                 next_step="Build a wheel of it (pip wheel), and write the wheel's path.",
             )
         if path.is_file():

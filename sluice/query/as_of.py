@@ -64,8 +64,8 @@ class AsOf:
         for topic in self.min_positions:
             if topic not in topics:
                 raise QueryError(
-                    f"min_position: the store is not made from topic {topic[:100]!r}.",
-                    next_step=f"Its topics: {', '.join(sorted(topics))}.",
+                    f"min_position: the store's pipeline does not read topic {topic[:100]!r}.",
+                    next_step=f"The pipeline reads {', '.join(sorted(topics))}.",
                 )
 
     def require_reached(self, snapshot: Snapshot) -> None:

@@ -46,5 +46,5 @@ def renamed_store(
         return None
     return NotFound(
         f"The store {name!r} was renamed: it is now {' or '.join(places)}.",
-        next_step="Ask for it by this name.",
+        next_step="Query the store by its new name.",
     )

@@ -138,8 +138,8 @@ class LocalWorker:
         checksum = shard.checksum(batch)
         if checksum != expected:
             raise DamagedState(
-                "The shard is not the published one: the checksum of its state rows at batch "
+                "The shard does not have the published state: the checksum of its rows at batch "
                 f"{batch} is {checksum}, but {expected} was published. Another worker's shard or "
-                "an older copy may be in its place. Put the right one back, or start a run, which "
-                "restores the state."
+                "an older copy may be in its place. Put the published shard back, or start a run, "
+                "which restores the state."
             )

@@ -98,8 +98,8 @@ class Reader:
         wanted = list(dict.fromkeys(keys))
         if len(wanted) > MAX_KEYS:
             raise QueryError(
-                f"{len(wanted):,} keys are more than {MAX_KEYS:,}.",
-                next_step="Split them over several queries.",
+                f"The query has {len(wanted):,} keys, but at most {MAX_KEYS:,} are allowed.",
+                next_step="Split the keys over several queries.",
             )
         keys_by_worker: dict[int, list[str]] = defaultdict(list)
         for key in wanted:

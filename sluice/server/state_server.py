@@ -44,7 +44,7 @@ from sluice.values.host_ports import address_of, is_host
 log = logging.getLogger(__name__)
 
 _BACKLOG = 512
-_GIVE_A_NAME = "Give the name by which the other hosts reach this one: --host."
+_GIVE_A_NAME = "Set --host to the name by which the other hosts reach this one."
 
 
 @dataclass(frozen=True)
@@ -69,14 +69,14 @@ class ServerOptions:
         """Raise SettingsError unless the name is a host name or the address of one host."""
         if _leads_anywhere(self.name):
             raise SettingsError(
-                f"{self.name!r} stands for all addresses of a host, so callers cannot reach this "
-                "server by it.",
+                f"{self.name!r} stands for all addresses of a host, so callers cannot use it to "
+                "reach this server.",
                 next_step=_GIVE_A_NAME,
             )
         if not is_host(self.name):
             raise SettingsError(
                 f"{self.name!r} is neither the name of a host nor an IP address.",
-                next_step=f"{_GIVE_A_NAME} It has no port and no brackets.",
+                next_step=f"{_GIVE_A_NAME} Write it without a port or brackets.",
             )
 
     @property
@@ -145,7 +145,7 @@ def _require_published(ledger: Ledger, ref: GenerationRef, worker: int, address:
             return
         reason = shard.checksums(audit.batch).difference(published)
         if reason:
-            raise StateError(f"The shard here is another one. {reason}")
+            raise StateError(f"The shard here does not have the published state. {reason}")
 
 
 def register(ledger: Ledger, configuration: Settings, options: ServerOptions) -> None:
@@ -161,10 +161,10 @@ def register(ledger: Ledger, configuration: Settings, options: ServerOptions) ->
         card = server_identity.fetch_card(place.url, place.host_port, verify_certificate=False)
     except StateError as error:
         raise StateError(
-            f"This server does not reach itself at {place.host_port}, so other hosts may not, "
-            f"either. {error.detail}",
-            next_step=f"{_GIVE_A_NAME} A Kubernetes service must also lead to it before it is "
-            "ready: publishNotReadyAddresses: true.",
+            f"This server does not reach itself at {place.host_port}, so other hosts may not "
+            f"reach it, either. {error.detail}",
+            next_step=f"{_GIVE_A_NAME} A Kubernetes service must also lead to the server before "
+            "the server is ready: publishNotReadyAddresses: true.",
         ) from None
     if card.server != own:
         raise Refused(

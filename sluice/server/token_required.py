@@ -90,9 +90,7 @@ class TokenRequired:
                 scope, receive, send
             )
             return
-        refusal = unauthorized(
-            "Send the token that the server was started with as Authorization: Bearer."
-        )
+        refusal = unauthorized("Send the server's token in the header Authorization: Bearer.")
         # The server does not wait for the rest of the request, because anyone can send an endless
         # request.
         refusal.headers["Connection"] = "close"

@@ -497,8 +497,8 @@ class DeltaSink:
             accept = f"create it with the property '{ACCEPTED}' = '{at}'"
         return EngineError(
             f"The table {self.target.output} ({self.target.at}) {problem}, but batch {at} is "
-            "published. Either the table has lost data, or it is another one, or the pipeline ran "
-            "without it.",
+            "published. Possible causes: the table has lost data, it is another table, or the "
+            "pipeline ran without it.",
             next_step=f"Restore the table. To continue without the missing rows: {accept}.",
         )
 
@@ -577,7 +577,7 @@ class DeltaSink:
 
 
 _NEXT_STEP = (
-    "Nothing from the batch was published. Correct the cause, then run again: the next run repeats "
+    "Nothing from the batch was published. Remove the cause, then run again: the next run repeats "
     "the batch."
 )
 

@@ -138,9 +138,9 @@ class PostgresTables:
             end = f"end at batch {self._newest.snapshot}"
         return EngineError(
             f"The tables of {self.pipeline} in the database of {self.connection} {end}, but batch "
-            f"{expected.snapshot} is written. Either the database has lost its newest commits, "
-            "for example in a fail-over to a replica that lagged, or it is another one, or "
-            f"{otherwise}.",
+            f"{expected.snapshot} is written. Possible causes: the database has lost its newest "
+            "commits, for example in a fail-over to a replica that lagged; it is another database; "
+            f"or {otherwise}.",
             next_step=(
                 "Restore the database. To continue without the missing rows: "
                 f"UPDATE {BATCHES} SET generation = {expected.generation}, "
@@ -165,7 +165,7 @@ class PostgresTables:
                 raise EngineError(
                     f"The outputs {other.output} ({other.at}) and {target.output} ({target.at}) "
                     f"are one table: {name}.",
-                    next_step="Write to the table once, after a merge.",
+                    next_step="Merge the streams, and write to the table once.",
                 )
         taken = database.execute(
             SQL(
@@ -381,7 +381,7 @@ class PostgresTables:
 
 
 _NEXT_STEP = (
-    "Nothing from the batch was published. Correct the cause, then run again: the next run repeats "
+    "Nothing from the batch was published. Remove the cause, then run again: the next run repeats "
     "the batch."
 )
 

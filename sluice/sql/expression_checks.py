@@ -95,7 +95,7 @@ def require_valid(text: str, types: Mapping[str, str], where: str, need: Need = 
             and _is_time(node, kinds)
         ):
             raise TopologyError(
-                f"{where}: {written(node, text)} would be another time if a batch is repeated "
+                f"{where}: {written(node, text)} would give another time if a batch is repeated "
                 "after a crash.",
                 next_step=_BATCH_TIME,
             )
@@ -158,7 +158,7 @@ def _require_backticks(tokens: Sequence[Token], types: Mapping[str, str], where:
         ):
             raise TopologyError(
                 f"{where}: {token.text} is a constant or a function of SQL, and also a field.",
-                next_step=f"In other letters, as {token.text.swapcase()}, it keeps SQL's meaning.",
+                next_step=f"Write {token.text.swapcase()} if you mean the constant or function.",
             )
 
 

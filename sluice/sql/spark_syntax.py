@@ -129,7 +129,7 @@ def _why_not_part(node: exp.Expr) -> str:
 def _why_not_operator(node: exp.Expr) -> str:
     match node:
         case exp.Is() if not isinstance(node.expression, exp.Null | exp.Boolean):
-            return "has IS before something else than NULL, TRUE, FALSE or DISTINCT FROM; write ="
+            return "has IS, but not before NULL, TRUE, FALSE or DISTINCT FROM; write ="
         case exp.In() if node.args.get("field") or node.args.get("unnest"):
             return "has IN without parentheses; to look into a list, write array_contains(list, x)"
         case exp.AtTimeZone():
@@ -267,7 +267,7 @@ def _foreign_signs(text: str, tokens: Sequence[Token]) -> Iterator[str]:
                 before is not None and begins_before and _is_read_further(before, token, after)
             ):
                 constant = text[before.start : token.end + 1]
-                yield f"reads on after the constant {constant}; put it in parentheses"
+                yield f"continues directly after the constant {constant}; put it in parentheses"
             case _ if before is not None and _is_foreign_constant(before, kind):
                 yield (
                     f"has {before.text} before {token.text!r}; write "
@@ -308,8 +308,8 @@ def _foreign_types(tokens: Sequence[Token]) -> Iterator[str]:
         word = tokens[place].text
         if not is_type(tokens, place):
             yield (
-                f"converts to {word} as Spark SQL does not; write a type such as STRING, "
-                "DECIMAL(38,2) or ARRAY<INT>"
+                f"converts to {word}, which is not a type of Spark SQL; write a type such as "
+                "STRING, DECIMAL(38,2) or ARRAY<INT>"
             )
 
 

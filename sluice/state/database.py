@@ -45,7 +45,7 @@ _POOL_SECONDS = 5
 """How long a thread waits for a free connection while other threads use all connections."""
 _FILE = "file"
 """The key under which a pooled connection keeps the identity of its file."""
-_WHERE_SET = "SLUICE_LEDGER sets the ledger's address, and SLUICE_SHARDS that of the shards."
+_WHERE_SET = "SLUICE_LEDGER sets the ledger's address, SLUICE_SHARDS the address of the shards."
 """The advice in an error about an invalid address."""
 
 

@@ -90,9 +90,9 @@ def _require_usable(url: URL, what: str, variable: str) -> None:
     with _connect(url) as first, _connect(url) as second:
         if _is_mixed_up(first, second):
             raise SettingsError(
-                f"The address of the {what} is that of a connection pooler that gives each "
-                "transaction another connection to PostgreSQL, such as PgBouncer with "
-                "pool_mode=transaction. Sluice needs connections for whole sessions.",
+                f"The address of the {what} leads to a connection pooler, such as PgBouncer with "
+                "pool_mode=transaction, that gives each transaction another connection to "
+                "PostgreSQL. Sluice needs a connection for a whole session.",
                 next_step=f"Set {variable} to the address of the PostgreSQL server itself, or of a "
                 "pool with pool_mode=session.",
             )
@@ -107,7 +107,8 @@ def _require_usable(url: URL, what: str, variable: str) -> None:
         raise StateError(
             f"The database of the {what} is read-only: default_transaction_read_only is on.",
             next_step=f"If that is no longer intended: ALTER DATABASE {database} SET "
-            "default_transaction_read_only = off. The role or the server may have it, too.",
+            "default_transaction_read_only = off. The role or the server may have the setting, "
+            "too.",
         )
 
 

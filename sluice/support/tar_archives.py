@@ -16,5 +16,5 @@ def unpack(archive: Path, folder: Path) -> None:
         for member in tar.getmembers():
             place = (folder / member.name).resolve()
             if not (place.is_relative_to(folder.resolve()) and (member.isfile() or member.isdir())):
-                raise tarfile.ExtractError(f"{member.name} in {archive} would be outside of it")
+                raise tarfile.ExtractError(f"{member.name} in {archive} would be outside {folder}")
         tar.extractall(folder)

@@ -105,8 +105,8 @@ class RegisteredRecords:
         except UnknownSchemaError:
             raise TopologyError(
                 f"The registry of the test has no schema of {subject}, "
-                "because none follows from the class.",
-                next_step=f"Register one: driver.registry.register({subject!r}, text).",
+                "and Sluice cannot make one from the class.",
+                next_step=f"Register a schema: driver.registry.register({subject!r}, text).",
             ) from None
 
     def encoded_key(self, topic: str, key: Any) -> Any:

@@ -56,7 +56,7 @@ def _idle_settings(pipeline: Drawn) -> list[str]:
         )
     if pipeline.advance_when_idle_ms is not None:
         silence = duration_text(pipeline.advance_when_idle_ms)
-        settings.append(f"stream time goes on by the clock after {silence} without records")
+        settings.append(f"stream time advances with the clock after {silence} without records")
     return settings
 
 

@@ -202,7 +202,7 @@ def _json_schema_of(called: str, value: Any) -> str:
     except TypeError as error:
         raise TopologyError(
             f"{called}({contracts.name_of(value)}): {sentence(error)}",
-            next_step="Declare the values as a class of types that JSON Schema has.",
+            next_step="Declare the values as a class whose fields have types of JSON Schema.",
         ) from None
     # Some registries find the kind of a schema only by the name of its version.
     declared = {"$schema": _JSON_SCHEMA, **_with_numbers(own)}

@@ -18,10 +18,11 @@ _NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9_.-]{1,249}")
 _UNIQUE = {
     "answers": 'Name the answers of one step: answers="scores".',
     "store": "Give each store its own name.",
-    "cycle": "Write to a topic once, after a merge.",
-    "table": "Write to a table once, after a merge.",
-    "topic": "Read a topic once and use its stream or table again; write to a topic once, "
-    "after a merge. To write to a topic that the pipeline reads, write to(..., cycle=True).",
+    "cycle": "Merge the streams, and write to the topic once.",
+    "table": "Merge the streams, and write to the table once.",
+    "topic": "Read a topic once and use its stream or table again. To write several streams to a "
+    "topic, merge them and write once. To write to a topic that the pipeline reads, write "
+    "to(..., cycle=True).",
 }
 """Kind of name → the advice for an author who uses the same name in two steps of a pipeline."""
 

@@ -223,7 +223,7 @@ class Handle(Generic[V]):
             # UTF-8 has no surrogates, so neither Kafka nor a database could store the name.
             if any(unicodedata.category(sign) == "Cs" for sign in name):
                 raise TopologyError(
-                    f"{self._where(step)}: the name {name!r} has half of a pair of surrogates.",
+                    f"{self._where(step)}: the name {name!r} has an unpaired surrogate.",
                     next_step="Correct the name.",
                 )
         if twins := arguments.first_twins(columns, str.lower):
@@ -296,7 +296,7 @@ class Handle(Generic[V]):
         is_of_topic = value is not None or key is not None or emit != "every" or cycle
         if is_of_topic:
             raise TopologyError(
-                f"{where}: value=, key=, partition=, emit= and cycle= are for topics.",
+                f"{where}: value=, key=, partition=, emit= and cycle= apply only to topics.",
                 next_step="Leave them out, and change the columns with select(...) first.",
             )
         if table.key is None and self._has_rows:
@@ -341,8 +341,7 @@ class Handle(Generic[V]):
             and not {"kind", "old", "new"} <= self.fields.keys()
         ):
             raise TopologyError(
-                f"{where}: value=debezium(...) writes changes, "
-                "but the values have no kind, old and new.",
+                f"{where}: value=debezium(...) needs values with the fields kind, old and new.",
                 next_step="Write the changes of a table: table.changes().to(...).",
             )
         if isinstance(serde.encode, RegistryFormat):

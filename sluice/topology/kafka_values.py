@@ -63,7 +63,7 @@ class KafkaDecoder:
             (value,) = _STRUCTS[self.kind].unpack(data)
         except error:
             size = _STRUCTS[self.kind].size
-            raise ValueError(f"{len(data)} bytes are no {self.kind}, which has {size}") from None
+            raise ValueError(f"expected {size} bytes for {self.kind}, got {len(data)}") from None
         return value
 
 
@@ -79,11 +79,11 @@ class KafkaEncoder:
         if expected is float and not isinstance(data, bool | str):
             value = float(data)
         if not isinstance(value, expected) or isinstance(value, bool) != (expected is bool):
-            raise TypeError(f"{data!r} is no {self.kind}")
+            raise TypeError(f"{data!r} is not a valid {self.kind}")
         try:
             return _STRUCTS[self.kind].pack(value)
         except (error, OverflowError) as problem:
-            raise ValueError(f"{data!r} is no {self.kind}: {problem}") from None
+            raise ValueError(f"{data!r} is not a valid {self.kind}: {problem}") from None
 
 
 @dataclass(frozen=True)

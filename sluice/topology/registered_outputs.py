@@ -47,7 +47,7 @@ def require_writable(
     for name, found in fields.items():
         if found and _family(found) != _family(declared[name]):
             raise TopologyError(
-                f"{where}: {name} is {found}, and {declared[name]} in {serde.name}.",
+                f"{where}: {name} is {found}, but {declared[name]} in {serde.name}.",
                 next_step="Cast it with select(...), or change the class.",
             )
 

@@ -64,7 +64,8 @@ def debezium(changes: type[Change[V]]) -> Serde[Change[V]]:
     if not (isinstance(changes, type) and issubclass(changes, Change)):
         raise TopologyError(
             f"debezium({contracts.name_of(changes)}): expected a class of changes.",
-            next_step="Declare one for the type of the rows: class ShopChange(Change[Shop]): pass.",
+            next_step="Declare a class with the type of the rows: "
+            "class ShopChange(Change[Shop]): pass.",
         )
     row_type(changes)
     return Serde(changes, decode=DebeziumEnvelope(changes), encode=encode_debezium)

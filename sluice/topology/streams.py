@@ -1017,7 +1017,7 @@ class Stream(Handle[V]):
             raise TopologyError(
                 f"{where}: this stream follows a step with state, such as an aggregate, and "
                 "expectations are checked only before such steps.",
-                next_step="Expect something of the stream before that step.",
+                next_step="Call expect(...) on the stream before that step.",
             )
         label = condition if name is None else name
         arguments.require_instance(where, label, str, "the name of an expectation (str)")

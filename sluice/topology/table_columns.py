@@ -60,7 +60,7 @@ def _require_free_names(
     for name in names:
         if table.folded_name(name) in own:
             raise TopologyError(
-                f"{where}: Sluice writes the column {name} itself.",
+                f"{where}: the column name {name} is reserved for Sluice.",
                 next_step="Use another name, for example with select(...).",
             )
     if twins := arguments.first_twins(names, table.folded_name):

@@ -51,7 +51,7 @@ def row_type(changes: type[Change[Any]]) -> Any:
             if get_origin(generic) is Change and not isinstance(get_args(generic)[0], TypeVar):
                 return get_args(generic)[0]
     raise TopologyError(
-        f"{changes.__name__} does not say the type of its rows.",
+        f"{changes.__name__} does not declare the type of its rows.",
         next_step=f"Declare it: class {changes.__name__}(Change[MyRow]): pass.",
     )
 

@@ -399,7 +399,7 @@ def _refuse_unstorable(model: Any, where: str) -> None:
 
     if model is BaseModel:
         raise TopologyError(
-            f"{where}: BaseModel has no fields.", next_step="Declare a class of it."
+            f"{where}: BaseModel has no fields.", next_step="Use a subclass of BaseModel."
         )
     try:
         # A model's annotations may name classes that are defined after the model. `model_rebuild`
@@ -408,7 +408,7 @@ def _refuse_unstorable(model: Any, where: str) -> None:
     except (PydanticUserError, NameError) as error:
         raise TopologyError(
             f"{where}: {model.__name__} is not complete: {error}.",
-            next_step="Define the classes that it names before it.",
+            next_step="Define the classes that the model names above the model.",
         ) from None
     decorators = model.__pydantic_decorators__
     problem = ""
@@ -424,13 +424,13 @@ def _refuse_unstorable(model: Any, where: str) -> None:
         )
     elif model.model_config.get("extra") == "allow":
         problem = (
-            "extra='allow' keeps fields that are not declared, which SQL has not. Declare a "
+            "extra='allow' keeps fields that are not declared, which SQL cannot read. Declare a "
             "dict[str, ...] field."
         )
     elif model.model_config.get("json_encoders"):
         problem = (
-            "json_encoders would make SQL see another value than readers. Change the value in a "
-            "validator."
+            "json_encoders would make SQL see another value than the topic's readers. Change the "
+            "value in a validator."
         )
     elif model.model_computed_fields:
         name = next(iter(model.model_computed_fields))
@@ -441,8 +441,8 @@ def _refuse_unstorable(model: Any, where: str) -> None:
     elif decorators.field_serializers or decorators.model_serializers:
         name = next(iter({**decorators.field_serializers, **decorators.model_serializers}))
         problem = (
-            f"{name} is a serializer, so SQL would see another value. Change the value in a "
-            "validator."
+            f"{name} is a serializer, so SQL would see another value than the topic's readers. "
+            "Change the value in a validator."
         )
     if problem:
         sentence, _, next_step = problem.partition(". ")
@@ -472,7 +472,7 @@ def _refuse_marks(marks: Sequence[Any], where: str) -> None:
                 option = "exclude=True"
             raise TopologyError(
                 f"{where}: {option} leaves the field out of the JSON.",
-                next_step="Leave it out of the model.",
+                next_step=f"Remove {option}.",
             )
 
 

@@ -149,7 +149,7 @@ class DeltaTable:
         if normal != self.name:
             raise TopologyError(
                 f"DeltaTable: {self.name!r} is another way to write {normal!r}.",
-                next_step=f"Write {normal!r}, so that two outputs cannot be the same table.",
+                next_step=f"Write {normal!r}. Otherwise, two outputs could be the same table.",
             )
         _require_column_name(self, self.key)
         for kind in self.types.values():
@@ -177,7 +177,7 @@ class DeltaTable:
         """
         signs = [sign for sign in name if sign in _NOT_IN_DELTA]
         if signs:
-            return f"names in Delta Lake have no {signs[0]!r}"
+            return f"names in Delta Lake cannot contain {signs[0]!r}"
         return ""
 
     def folded_name(self, name: str) -> str:

@@ -82,7 +82,7 @@ def stored_type(kind: Any) -> Any:
     except TypeError:
         raise TopologyError(
             f"{kind} is not a type of values.",
-            next_step="Declare it without annotations, such as Opened | Paid.",
+            next_step="Declare the type without annotations, such as Opened | Paid.",
         ) from None
     return _replaced_type(kind, JsonText | None)
 

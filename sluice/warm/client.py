@@ -37,9 +37,7 @@ LOST = (
     "published batches are kept."
 )
 
-NO_DRIVER = (
-    "There is no warm driver with these settings and libraries that has a place for the run."
-)
+NO_DRIVER = "No warm driver with these settings and libraries has room for another run."
 
 
 class DriverLost(Exception):

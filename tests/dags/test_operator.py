@@ -145,7 +145,7 @@ def test_a_driver_that_ends_before_it_has_done_everything_fails_the_task(
     connect(monkeypatch)
     program = tmp_path / "bin" / "spark2-submit"
     program.write_text(program.read_text().replace(FINISHES, ""))
-    with pytest.raises(AirflowException, match="ended with status 0 before it had done everything"):
+    with pytest.raises(AirflowException, match="ended with status 0 before the run was complete"):
         submit(recorder)
 
 

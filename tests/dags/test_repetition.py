@@ -91,9 +91,11 @@ def test_the_number_of_records_that_a_transaction_holds_back_is_kept_current() -
         asyncio.run(trigger._note("held", held, recorded))
         return failure()
 
-    assert looks(7).detail == "It holds back 2 records of orders/0."
-    assert looks(9).detail == "It holds back 4 records of orders/0."
-    assert looks(12).detail == "It holds back 4 records of orders/0.", "not with each record"
+    assert looks(7).detail == "The transaction holds back 2 records of orders/0."
+    assert looks(9).detail == "The transaction holds back 4 records of orders/0."
+    assert looks(12).detail == "The transaction holds back 4 records of orders/0.", (
+        "not with each record"
+    )
     assert failure().at == begun
 
 

@@ -92,7 +92,7 @@ def test_the_lines_of_a_run_are_in_the_log_at_their_levels(
 
 @pytest.mark.parametrize(
     ("code", "why"),
-    [("sys.exit(1)", "ended with status 1"), ("os._exit(0)", "before it had done everything")],
+    [("sys.exit(1)", "ended with status 1"), ("os._exit(0)", "before the run was complete")],
 )
 def test_a_run_that_fails_fails_the_task(
     driver: Server, cold: list[str], monkeypatch: pytest.MonkeyPatch, code: str, why: str

@@ -432,7 +432,11 @@ def test_what_cannot_keep_single_stores_is_refused(start: Start) -> None:
     refused(running, other_steps, "All of its stores have changed", rebuild)
     refused(running, counted, "All of its stores have changed", rebuild)
     refused(
-        running, joined, "shops.* would not fit last", f"{rebuild} --from-topics", from_topics=True
+        running,
+        joined,
+        "shops.* would not agree with last",
+        f"{rebuild} --from-topics",
+        from_topics=True,
     )
 
 

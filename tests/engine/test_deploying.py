@@ -171,7 +171,7 @@ def test_a_killed_deployment_is_repeated(started: Running, method: str) -> None:
 
 def test_a_rollback_needs_the_earlier_file(started: Running) -> None:
     after = deployed(started)
-    with pytest.raises(Refused, match="is not that of generation 1"):
+    with pytest.raises(Refused, match="does not compute the state of generation 1"):
         roll_back(rebuild_of(after))
     assert after.run() == 0
 

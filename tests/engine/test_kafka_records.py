@@ -139,8 +139,8 @@ def test_a_range_that_its_topic_does_not_have_is_an_error_at_once(kafka: Embedde
     assert values(read(kafka, Range("removed", 0, 5, 10))) == ["5", "6", "7", "8", "9"]
     for begin, end, first_lost in ((4, 10, 4), (5, 11, 10), (10, 11, 10), (12, 14, 12)):
         lost = (
-            f"removed, partition 0, has lost records: the offsets {first_lost} to {end - 1} were to be read, but the "
-            "partition begins at offset 5 and ends before offset 10"
+            "removed, partition 0, has lost records: the batch has to read offsets "
+            f"{first_lost} to {end - 1}, but the partition begins at offset 5 and ends before offset 10"
         )
         with pytest.raises(EngineError, match=lost):
             read(kafka, Range("removed", 0, begin, end))
@@ -157,7 +157,7 @@ def test_records_of_open_transactions_are_no_part_of_a_topic(kafka: EmbeddedKafk
     producer.flush(20)
     assert values(read(kafka, Range("open", 0, 0, 1))) == ["before"]
     with pytest.raises(
-        EngineError, match=r"the offsets 1 to 1 were to be read.* ends before offset 1"
+        EngineError, match=r"the batch has to read offsets 1 to 1, .* ends before offset 1"
     ):
         read(kafka, Range("open", 0, 0, 2))
     producer.abort_transaction(20)

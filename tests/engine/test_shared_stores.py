@@ -308,8 +308,8 @@ def test_a_store_that_lacks_what_is_read_is_refused(
     shop.order("a")
     error = refusal(shop.orders)
     assert error.detail == (
-        f"The store by_id of {shop.customers.pipeline.name} has changed what "
-        f"{shop.orders.pipeline.name} reads: {difference}."
+        f"Fields of the store by_id of {shop.customers.pipeline.name} that "
+        f"{shop.orders.pipeline.name} reads have changed: {difference}."
     )
     assert published in error.next_step
     assert shop.names == ["Ada"]
@@ -359,7 +359,8 @@ def test_readers_of_a_renamed_pipeline_are_named(shop: Shop) -> None:
     renaming = rename(shop.customers.settings, old, new)
     (line,) = [line for line in renaming.next_lines() if "read its stores" in line]
     assert line.startswith(f"In the files of {shop.orders.pipeline.name}, ")
-    assert f'store_of("{new}", ...), and answers="{old}_STORE"' in line
+    assert f'store_of("{new}", ...)' in line
+    assert f'answers="{old}_STORE"' in line
     with pytest.raises(Refused, match=f"{shop.orders.pipeline.name} read stores of {new}"):
         remove(shop.customers.settings, new)
 

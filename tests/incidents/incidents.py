@@ -391,11 +391,11 @@ INCIDENTS = [
     ),
     Incident(
         "A driver's clock is an hour ahead", "sales", "clock", "ClockOff", clock_ahead,
-        nothing, "A clock is off", "in the future of",
+        nothing, "A clock is off", "ahead of the clock of",
     ),
     Incident(
         "The state has grown for a week", "sales", "growth", "StateGrows", state_grows,
-        ran("sluice_retention"), "The state grows without a bound", "It has grown on each of the last 7 days",
+        ran("sluice_retention"), "The state grows without a bound", "The state has grown on each of the last 7 days",
     ),
     Incident(
         "The ledger's database does not answer", "sales", None, "NoMetrics", ledger_silent,

@@ -374,7 +374,7 @@ def test_records_of_failed_steps_are_re_driven_only_by_name_and_from_their_topic
 ) -> None:
     shop.send(b'{"whole": 1}', 1)
     shop.reject(b"what the step got", reason="processing", step="store totals", at="shop.py:3")
-    assert shop.redrive() == (0, {"processing: name the reason to re-drive these too": 1})
+    assert shop.redrive() == (0, {"processing: re-driven only if the command names this reason": 1})
     assert shop.redrive(reason="processing") == (1, {})
     assert [(record.key(), record.value()) for record in shop.records] == [
         (b"own", b'{"whole": 1}')

@@ -417,7 +417,7 @@ def test_a_worker_without_state_is_moved_as_a_refusal_says(hosts: list[Host]) ->
 def test_a_move_needs_a_state_server(hosts: list[Host], states: States) -> None:
     with pytest.raises(StateError, match="No state server answers"):
         move(states.ledger, Placement("orders", 1, "127.0.0.1", 9))
-    with pytest.raises(Refused, match="calls itself 127"):
+    with pytest.raises(Refused, match="reports another address, 127"):
         move(states.ledger, Placement("orders", 1, "localhost", hosts[2].port))
     with pytest.raises(NotFound, match="no worker 4"):
         move(states.ledger, Placement("orders", 4, "127.0.0.1", hosts[2].port))

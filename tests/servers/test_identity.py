@@ -44,7 +44,7 @@ def test_an_address_belongs_to_one_server(hosts: list[Host], states: States) -> 
     # On another host, the same loopback address leads to another server.
     other = hosts[1].folder
     hosts[0].ledger.servers.register("127.0.0.1", hosts[1].port, "another server", takes_over=False)
-    with pytest.raises(Refused, match="Another state server has the address"):
+    with pytest.raises(Refused, match="Another state server has registered the address"):
         enrol(hosts[1], other)
     with pytest.raises(Refused, match="is not the one that has this address"):
         require_server(hosts[0].ledger, place(hosts[1]))
@@ -114,7 +114,9 @@ def test_sluice_serve_registers_and_is_refused_at_another_ones_address(tmp_path:
     process = ServerProcess(second, port=port).start().process
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert f"Another state server has the address 127.0.0.1:{port}" in " ".join(output.split())
+    assert f"Another state server has registered the address 127.0.0.1:{port}" in " ".join(
+        output.split()
+    )
     with ServerProcess(first, port=port):
         pass
 

@@ -110,7 +110,7 @@ def test_the_shards_of_another_ledger_are_not_replaced(old: States, postgres: st
     database, another = new_database(postgres), new_database(postgres)
     with Ledger.open(another) as first:
         import_state(old.ledger, first, database)
-    with Ledger.open(database) as new, pytest.raises(Refused, match="There already is a shard"):
+    with Ledger.open(database) as new, pytest.raises(Refused, match="already has a shard here"):
         import_state(old.ledger, new, database)
 
 

@@ -239,7 +239,7 @@ class App:
         reader = readers.get(request.scope["method"])
         if reader is None:
             are = "are" if len(readers) > 1 else "is"
-            detail = f"Only {' and '.join(readers)} {are} allowed here."
+            detail = f"Only {' and '.join(readers)} {are} allowed for this path."
             return problem(405, detail, _SEE_DOCS, headers={"Allow": ", ".join(readers)})
         try:
             parameters = reader.read(path_values, request.scope["query_string"])

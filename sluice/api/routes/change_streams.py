@@ -148,7 +148,7 @@ class _Stream(StreamingResponse):
         # There is no `await` between this check and the increment of `open_streams`, so concurrent
         # requests cannot exceed the limit.
         if _Stream.open_streams >= MAX_STREAMS:
-            refusal = problem_of(Busy(f"{MAX_STREAMS} streams of changes are open."))
+            refusal = problem_of(Busy(f"All {MAX_STREAMS} streams of changes are in use."))
             await refusal(scope, receive, send)
             return
         _Stream.open_streams += 1

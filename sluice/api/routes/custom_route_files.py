@@ -85,13 +85,13 @@ def _claim(file: Path, routes: Routes, segments: dict[str, Path]) -> None:
     for first in sorted(firsts):
         if not first or "{" in first:
             raise RouteError(
-                f"{file.name}: a path begins with /{first}, not with a fixed part.",
+                f"{file.name}: a path begins with /{first}, but must begin with a fixed part.",
                 next_step="Write for example /pages/{page}.",
             )
         if first in segments:
             raise RouteError(
                 f"{file.name}: paths that begin with /{first} belong to {segments[first].name}.",
-                next_step="Begin the paths of one of the files with another part.",
+                next_step="Let the paths of one of the files begin with another part.",
             )
     segments.update(dict.fromkeys(firsts, file))
 

@@ -293,7 +293,7 @@ def _route(
     in_path = {parameter[1] for parameter in PATH_PARAMETER.finditer(path)}
     if not path.startswith("/") or "{" in PATH_PARAMETER.sub("", path):
         raise RouteError(
-            f"{path!r} is not a path.", next_step="Write for example /pages/{page}/views."
+            f"{path!r} is not a valid path.", next_step="Write for example /pages/{page}/views."
         )
     missing = sorted(in_path.difference(parameters.__struct_fields__))
     if missing:

@@ -50,7 +50,8 @@ Partition = Annotated[
 Step = Annotated[
     str,
     Meta(
-        description="Only dead letters of this step; empty: of records that no step has processed.",
+        description="Only dead letters of this step, or, if empty, of records that no step has "
+        "processed.",
         max_length=1_000,
     ),
 ]
@@ -82,7 +83,7 @@ class Redrive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     step: Step | None = None
     value: (
         Annotated[
-            str, Meta(description="Write this value in place of the record's; only with a place.")
+            str, Meta(description="Write this value in place of the record's; requires place.")
         ]
         | None
     ) = None
@@ -176,7 +177,8 @@ async def redrive(request: Request, query: PipelineQuery, chosen: Redrive) -> Re
     place = _place(chosen.place)
     if chosen.value is not None and place is None:
         raise QueryError(
-            "A value is for one dead letter.", next_step="Add its place, such as 0/17."
+            "value replaces the value of one dead letter, so place is needed, too.",
+            next_step="Add the dead letter's place, such as 0/17.",
         )
     since = _time(chosen.since)
     which = DeadLetterFilter(chosen.reason, since, chosen.partition, place, chosen.step)

@@ -159,8 +159,8 @@ class Storage:
             newest = "none" if published is None else published
             raise EngineError(
                 f"Batch {written.number} of {name} has written its output, but the ledger does not "
-                f"have this batch: the newest one that it has published is {newest}. The ledger is "
-                "older than the output.",
+                f"have this batch: its newest published batch is {newest}. The ledger is older "
+                "than the output.",
                 next_step=recovery_advice(name),
             )
 
@@ -168,7 +168,7 @@ class Storage:
         name = self.job.pipeline.name
         if ledger.generations.current_number(name) in (None, self.generation):
             next_step = (
-                "Restore the ledger. If it is lost for good, and the markers, too: compute the "
+                "Restore the ledger. If the ledger and the markers are lost for good, compute the "
                 "state from the topics, without writing any output for the records that they have "
                 f"now: sluice rebuild {name} --from-topics. Or begin anew, and write the output of "
                 f"all records again: sluice recover {name} --anew."

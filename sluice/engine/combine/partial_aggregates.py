@@ -150,6 +150,6 @@ def _type(aggregate: Combinable, types: Mapping[str, str]) -> pa.DataType:
         if scale <= PLAIN_SCALE:
             return arrow_type(canonical(kind))
     raise EngineError(
-        f"The {aggregate.function} of a column of type {argument} cannot be added up.",
+        f"Partial results of {aggregate.function} over the type {argument} cannot be combined.",
         next_step="Cast its argument to a decimal with at most six decimal places.",
     )

@@ -82,7 +82,7 @@ class ChangeSteps:
         """
         if not self.why_spark:
             return self._on_arrow(changes)
-        assert spark is not None, "a batch without Spark has no steps that need it"
+        assert spark is not None, "a batch without Spark has no steps that need Spark"
         return self.on_spark(spark, changes).toArrow()
 
     def on_spark(self, spark: SparkSession, changes: pa.Table) -> DataFrame:

@@ -94,7 +94,7 @@ class ConsumerGroup:
         if why == self._reason:
             return
         self._reason = why
-        next_step = "The pipeline goes on: only tools that show the lag of consumer groups need it."
+        next_step = "The pipeline goes on: only tools that show consumer lag need these offsets."
         if reason.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
             needed = Operation(READ, "group", self.name)
             next_step = (

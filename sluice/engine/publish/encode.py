@@ -208,7 +208,7 @@ def _partitions(
             arguments.append(Headers(pairs))
         number = choose(*arguments)
         if type(number) is not int or not 0 <= number < 1 << 31:
-            raise ValueError(f"partition={number!r} is not a number of a partition, from 0 on")
+            raise ValueError(f"partition= must give a number of at least 0, not {number!r}")
         return number
 
     keys: list[Any] = table.column("key").to_pylist()

@@ -194,9 +194,9 @@ def schema_to_write(values: RegistryFormat, topic: str, registry: Registry) -> R
             return registry.version(subject, values.version)
     except UnknownSchemaError as error:
         raise EngineError(
-            f"The registry has no such version of {subject}, with which {topic} is to be written: "
+            f"The registry does not have the version of {subject} with which {topic} is written: "
             f"{error}.",
-            next_step=f"Register it, or see what there is: sluice schema pull {subject}.",
+            next_step=f"Register the version. To see the latest: sluice schema pull {subject}.",
         ) from None
     found = schema_in_registry(values, subject, registry)
     if found is not None:

@@ -16,7 +16,7 @@ def require_expected(job: Job, counts: Mapping[str, int]) -> None:
             raise ExpectationBroken(
                 f"{_detail(expectation, counts)} The expectation is at {expectation.at}.",
                 next_step="Nothing from the batch was published. Correct the producer, or filter "
-                "such records before expect(...), and run again; if they are right, raise "
+                "such records before expect(...), and run again; if the records are correct, raise "
                 'at_most=, or write on_breach="warn".',
             )
 

@@ -386,10 +386,10 @@ class TransactionalOutput:
 def lost_markers(detail: str, pipeline: str) -> OutputError:
     """Make the error for lost markers. `detail` says what was lost."""
     return OutputError(
-        f"{detail} Without it, output could be written twice, if a driver was killed before it "
-        "published the output's batch.",
-        next_step=f"Restore the topic's records. Otherwise: sluice topics accept {pipeline}. The "
-        "command says if output may be written twice, and then changes nothing.",
+        f"{detail} Without the markers, output could be written twice, if a driver was killed "
+        "before it published the output's batch.",
+        next_step=f"Restore the topic's records. Otherwise: sluice topics accept {pipeline}. If "
+        "output may be written twice, the command says so and changes nothing.",
     )
 
 

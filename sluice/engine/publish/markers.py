@@ -196,7 +196,7 @@ def read_marker_topic(kafka: Mapping[str, str], writer: Writer) -> MarkerTopic:
         raise EngineError(
             f"A marker of {writer.name} in the topic {writer.markers} cannot be read: "
             f"{sentence(error)}",
-            next_step="Another version of Sluice or another program wrote it. "
+            next_step="Another version of Sluice or another program wrote the marker. "
             "Give the pipeline another name.",
         ) from error
     return MarkerTopic(newest, registrations)

@@ -153,8 +153,8 @@ def _reject_errors(
         raise EngineError(
             f"A record for {sink.topic} ({sink.at}) does not fit: {why}. "
             f"Its key is {table.column('key')[row]}.",
-            next_step="Nothing from the batch was published. Correct the column or the step "
-            "before, or continue "
+            next_step="Nothing from the batch was published. Correct the column's type or the step "
+            "before the output, or continue "
             'without such records: to(..., on_error="dead_letter").',
         )
     return table.filter(rejected.reject(sink, table, errors, NOT_FITTING))

@@ -123,7 +123,7 @@ def _bytes(data: bytes, at: int) -> tuple[bytes, int]:
 
 def _slice(data: bytes, at: int, size: int) -> bytes:
     if size < 0:
-        raise AvroDataError(f"a length is {size}")
+        raise AvroDataError(f"a length is negative: {size}")
     if at + size > len(data):
         left = max(len(data) - at, 0)
         raise AvroDataError(f"the value ends after {left} of {size} bytes of this part")
@@ -140,7 +140,7 @@ def _text(data: bytes, at: int) -> tuple[str, int]:
 
 def _flag(data: bytes, at: int) -> tuple[bool, int]:
     if data[at] > 1:
-        raise AvroDataError(f"{data[at]} is no boolean")
+        raise AvroDataError(f"{data[at]} is not a boolean")
     return data[at] == 1, at + 1
 
 
@@ -159,7 +159,7 @@ def _choice(symbols: tuple[str, ...]) -> Read:
     def read(data: bytes, at: int) -> tuple[str, int]:
         number, at = _long(data, at)
         if not 0 <= number < len(symbols):
-            raise AvroDataError(f"number {number} of {len(symbols)} symbols")
+            raise AvroDataError(f"symbol {number} does not exist; the enum has {len(symbols)}")
         return symbols[number], at
 
     return read
@@ -172,7 +172,7 @@ def _union(branches: tuple[Node, ...]) -> Read:
     def read(data: bytes, at: int) -> tuple[Any, int]:
         number, at = _long(data, at)
         if not 0 <= number < len(reads):
-            raise AvroDataError(f"number {number} of {len(reads)} branches")
+            raise AvroDataError(f"branch {number} does not exist; the union has {len(reads)}")
         value, at = reads[number](data, at)
         if has_pairs and branches[number] != _NULL:
             return (number, value), at
@@ -246,5 +246,5 @@ def _block(data: bytes, at: int) -> tuple[int, int]:
         count = -count
     # Items may have no bytes, so a few damaged bytes could stand for any number of them.
     if count > max(len(data) - at, _MOST_WITHOUT_BYTES):
-        raise AvroDataError(f"{count} items are more than the bytes that are left")
+        raise AvroDataError(f"{count} items do not fit into the bytes that are left")
     return count, at

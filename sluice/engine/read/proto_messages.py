@@ -32,7 +32,7 @@ def read_indexes(data: bytes, at: int) -> tuple[tuple[int, ...], int]:
     if count == 0:
         return (0,), at
     if not 0 < count < 100:
-        raise ValueError(f"the value names a message by {count} places")
+        raise ValueError(f"the path to the value's message has an invalid length: {count}")
     places: list[int] = []
     for _ in range(count):
         place, at = _zigzag(data, at)
@@ -44,7 +44,7 @@ def _zigzag(data: bytes, at: int) -> tuple[int, int]:
     number, shift = 0, 0
     while True:
         if at >= len(data) or shift > 63:
-            raise ValueError("the value ends within the place of its message")
+            raise ValueError("the value ends within the path to its message")
         byte = data[at]
         at += 1
         number |= (byte & 0x7F) << shift

@@ -155,16 +155,15 @@ class SourceIdentity:
             record = "no record"
         name = self.ref.pipeline
         return InputError(
-            f"Topic {source.topic}, partition {source.partition}, went back and grew again: at "
-            f"offset {offset}, where the last record was that {name} has read, is {record} now. "
-            f"The records from offset {since} to {offset} were replaced: the state and the output "
-            "have those that were there before, and those that are there now were not read. An "
-            "unclean election of a leader or a restored disk of a broker does this. The published "
-            "state is unchanged.",
+            f"Topic {source.topic}, partition {source.partition}, lost records and grew again: at "
+            f"offset {offset}, that of the last record that {name} has read, there is now "
+            f"{record}. The records from offset {since} to {offset} were replaced: the state and "
+            "the output contain the old records, and the new ones were not read. Possible causes: an unclean leader election, "
+            "or a broker's disk was restored. The published state is unchanged.",
             next_step="Either stop running the pipeline, which leaves the state unchanged; or "
             "restore the topic; or rebuild the state from the topics' current records: sluice "
-            f"rebuild {name} --from-topics. The rebuild counts the records that are there now, and "
-            f"writes no output for those up to offset {offset}.",
+            f"rebuild {name} --from-topics. The rebuild reads the new records, and writes no "
+            f"output for those up to offset {offset}.",
         )
 
     def _last_unchanged(self, source: SourcePartition) -> int | None:
@@ -251,8 +250,8 @@ class SourceIdentity:
             raise InputError(f"Topic {topic} was deleted.", next_step=self._choices(topic))
         if id_read not in (None, current.id):
             raise InputError(
-                f"Topic {topic} was deleted and created again: its id is {current.id}, and "
-                f"{self.ref.pipeline!r} has read {id_read}. The published state is unchanged.",
+                f"Topic {topic} was deleted and created again: its id is {current.id}, but "
+                f"{self.ref.pipeline!r} has read id {id_read}. The published state is unchanged.",
                 next_step=self._choices(topic),
             )
 

@@ -230,8 +230,8 @@ class RecordReader(TaskOfBatch):
             raise RecordFailed(
                 f"{output.topic}, partition {output.partition}, offset {offset}: "
                 f"{first.reason}: {first.detail}.",
-                next_step="Correct the topic, or set the source's on_error to "
-                '"dead_letter" or "skip".',
+                next_step='Set the source\'s on_error to "dead_letter" or "skip", and have the '
+                "producer write valid records.",
             )
         outcome = "dropped"
         if on_error == "dead_letter":
@@ -524,8 +524,8 @@ class StreamReader(RecordReader):
             elif decoder.source.on_time == "fail":
                 raise RecordFailed(
                     f"{output.topic}, partition {output.partition}: {problem[1]}.",
-                    next_step="Correct the topic, or set the source's invalid_time to another "
-                    "policy.",
+                    next_step="Set the source's invalid_time to another policy, and have the "
+                    "producer write valid event times.",
                 )
             elif decoder.source.on_time == "clock":
                 applied.append(None)

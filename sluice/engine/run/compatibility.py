@@ -96,8 +96,9 @@ def _stores_removed(pipeline: str, stores: Sequence[str]) -> CompatibilityError:
     return CompatibilityError(
         f"{pipeline} has changed since its state was computed: {noun} {names} {was} removed. "
         f"{their} entries are kept, and can be queried. No records were read.",
-        next_step=f"Delete the entries for good, which reads no records: sluice rebuild {pipeline} "
-        f"--changed-only. Queries then no longer find {them}. Or put {them} back into the file.",
+        next_step=f"Delete the entries for good: sluice rebuild {pipeline} --changed-only. This "
+        f"reads no records, and queries then no longer find {them}. Or put {them} back into the "
+        "file.",
     )
 
 

@@ -74,7 +74,7 @@ def check_executors(spark: SparkSession, job: Job, settings: Settings) -> str:
     if failed:
         raise PreflightError(
             f"{failed} of {counted(len(findings), 'check')} failed.\n{table}",
-            next_step="Correct what has failed, on the host in the first column. "
+            next_step="Correct the cause of each failed check, on the host in the first column. "
             "docs/how-to/cluster.md lists what hosts need.",
         )
     return f"{table}\n{counted(len(findings), 'check')} passed"

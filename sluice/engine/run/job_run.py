@@ -594,7 +594,7 @@ def require_reachable(master: str, locations: Sequence[str]) -> None:
     if files:
         raise SettingsError(
             f"The executors of {master} cannot open {shown(files[0])}: "
-            "a SQLite file is for one host.",
+            "only processes on one host can open a SQLite file.",
             next_step="Set SLUICE_SHARDS to a PostgreSQL database, or start a state server per "
             "worker.",
         )

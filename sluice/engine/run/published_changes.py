@@ -121,7 +121,7 @@ def _of_outputs(before: GenerationInfo, now: GenerationInfo) -> Iterator[Pipelin
             effect = "It keeps its records and gets no more. Programs that read it get no error."
             yield PipelineChange(Weight.WARNING, f"output {name} was removed", effect)
         elif name not in before.outputs:
-            effect = "It gets results of the records that the next runs read, and none before."
+            effect = "It gets results of records that the next runs read, but no earlier results."
             yield PipelineChange(Weight.NOTE, f"output {name} is new", effect)
         else:
             yield from _of_output(name, before, now)

@@ -49,7 +49,7 @@ def query_errors(storage: Storage, lease: Lease) -> Iterator[None]:
             raise error from None
         advice = "Nothing from the batch was published; the next run retries it."
         if _FULL_DISK in message:
-            full = "A disk is full, for example that of the shards, or of temporary files"
+            full = "A disk is full, for example the disk with the shards or with temporary files"
             advice = f"{full}: free some space. {advice}"
         raise EngineError(
             f"The query of {storage.job.pipeline.name} failed: {sentence(_cause(message))}",

@@ -140,8 +140,8 @@ def _other_name(store: SharedStore) -> str:
     # `store_of`.
     return (
         f"Change store_of({store.pipeline!r}, {store.store!r}, ...) to this name. If lookup_in has "
-        f"no answers=, also add answers={store.answers!r}, so that the values that are recorded "
-        "by the former name are found."
+        f"no answers=, also add answers={store.answers!r}: the values are recorded under this "
+        "name."
     )
 
 
@@ -153,15 +153,16 @@ def _require_readable(described: StoreInfo, store: SharedStore, kind: str, reade
     """Raise EngineError if a store lacks something that a pipeline reads from it."""
     if described.windows is not None:
         raise EngineError(
-            f"The store {store} has windows, and lookup_in reads a value per key.",
+            f"The store {store} has windows, but lookup_in reads a single value per key.",
             next_step="Let its pipeline keep the newest window in a table, or write it to a topic.",
         )
     differences = [*_differences(described.value, kind)] if described.value else []
     if differences:
         raise EngineError(
-            f"The store {store} has changed what {reader} reads: {', '.join(differences)}.",
-            next_step=f"Change value= in store_of to the type that is published, "
-            f"{described.value}, or go back in {store.pipeline}.",
+            f"Fields of the store {store} that {reader} reads have changed: "
+            f"{', '.join(differences)}.",
+            next_step=f"Set value= in store_of to the published type, {described.value}, or undo "
+            f"the change in {store.pipeline}.",
         )
 
 

@@ -468,8 +468,7 @@ class StageOutput:
         if not len(results.rows):
             return None
         chosen = np.arange(len(results.rows))
-        # The last result of a key is the last of its rows' results only if results have the keys of
-        # their rows.
+        # Only if results have the keys of their rows, a key's last result is that of its last row.
         if operator.number in self.only_stored and results.keys is None and results.windows is None:
             chosen = np.flatnonzero(np.diff(keyed.key_numbers[results.rows], append=-1))
         batch = rows(len(chosen), _result_columns(operator, results, rows_of, chosen))

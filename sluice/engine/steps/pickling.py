@@ -138,7 +138,8 @@ def _named(module: str, file: str, name: str) -> Any:
             f"Spark's workers run {file} up to its first TopologyTestDriver, and find no class "
             f"{name} there.",
             next_step=(
-                f'Define {name} before that, or start the driver below: if __name__ == "__main__":.'
+                f"Define {name} above the first driver, or start the driver below: "
+                'if __name__ == "__main__":.'
             ),
         ) from None
 

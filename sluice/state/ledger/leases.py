@@ -139,12 +139,12 @@ def lost(row: LeaseRow | None, epoch: int) -> LeaseError:
         return LeaseError(
             "The ledger no longer has this driver's lease: "
             "the ledger was emptied, restored or replaced.",
-            next_step="Run the pipeline again: it compares the ledger with the shards and the "
-            "output first.",
+            next_step="Run the pipeline again: the run first compares the ledger with the shards "
+            "and the output.",
         )
-    by = f"It was taken over by {row}."
+    by = f"The lease was taken over by {row}."
     if row.epoch == epoch:
-        by = "It is no longer held."
+        by = "The lease has been released."
     return LeaseError(
         f"This driver has lost its lease and can no longer publish. {by}",
         next_step="Wait until the other driver has finished.",

@@ -134,7 +134,7 @@ def gone_files(
 def _gone(name: str, detail: str) -> SluiceError:
     return TopologyError(
         f"{detail} Its state stays as it is, and can be queried.",
-        next_step="Restore the file. If the pipeline is not to run again: sluice retire "
+        next_step="Restore the file. If the pipeline should not run again: sluice retire "
         f"{name}, or sluice remove {name}.",
     )
 

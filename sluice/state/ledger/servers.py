@@ -42,8 +42,8 @@ class Servers(LedgerPart):
             # register this address, readers would ask the wrong server.
             if before is not None and not takes_over:
                 raise Refused(
-                    f"Another state server has the address {address_of(host, port)}, which each "
-                    "host calls its own.",
+                    f"Another state server has registered the address {address_of(host, port)}, "
+                    "which on each host leads to this host itself.",
                     next_step="Let each server listen on an address that other hosts can reach: "
                     "--bind and --host. If the other server's shards are gone for good, start "
                     "with --take-over.",

@@ -82,7 +82,8 @@ class Standbys(LedgerPart):
         with database_errors("Adding the standby"), transaction(self._engine) as connection:
             if place.address in addresses(connection, PLACEMENTS, place):
                 raise Refused(
-                    f"Worker {place.number} of {place.pipeline!r} is at {place.host_port} itself."
+                    f"The shard of worker {place.number} of {place.pipeline!r} is at "
+                    f"{place.host_port}, so its standby cannot be there, too."
                 )
             standbys = addresses(connection, STANDBYS, place)
             others = standbys - {place.address}

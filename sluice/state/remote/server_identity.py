@@ -104,7 +104,7 @@ def _no_answer(address: str, error: Exception) -> StateError:
     return StateError(
         f"No state server answers at {address}: {reason}.",
         next_step="Check the address, and that the server runs. "
-        "Give --tls if it has a certificate, and only then.",
+        "Pass --tls if the server has a certificate, and only then.",
     )
 
 

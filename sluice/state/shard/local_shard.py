@@ -317,8 +317,8 @@ class LocalShard(Shard):
                     _SEALED,
                     next_step="Run the pipeline again. A run looks up the workers' placements "
                     "when it starts. If the error comes again, a move was interrupted: repeat "
-                    "it. Or let the worker stay at its server, which sluice workers PIPELINE "
-                    "shows, with a move to that server.",
+                    "the move. Or move the worker back to the server that sluice workers "
+                    "PIPELINE shows.",
                 )
             # The update locks the only row of the table `shard` until the end of the transaction,
             # so writers take turns.
@@ -656,9 +656,9 @@ def _discard_sealed(url: str) -> None:
     with LocalShard.open(url) as shard:
         if not shard.is_sealed() and shard.batches():
             raise Refused(
-                f"There already is a shard of the worker, which was not moved away: {shown(url)}.",
-                next_step="If it is the shard in use, start the state server with --workers. If "
-                "the worker's shard in use is elsewhere and intact, which sluice audit PIPELINE "
-                "--verify tells, delete this one.",
+                f"The worker already has a shard here, which was not moved away: {shown(url)}.",
+                next_step="If this shard is in use, start the state server with --workers. "
+                "Otherwise, check the shard in use: sluice audit PIPELINE --verify. If it is "
+                "intact, delete the shard here.",
             )
     drop(url)

@@ -53,8 +53,8 @@ def load_file(file: Path, seconds: float = LOAD_SECONDS) -> Pipeline:
         raise TopologyError(f"{file.name} defines no pipeline.", next_step=next_step)
     if others := [f"{other.name!r} at {other.at}" for other in made if other is not pipeline]:
         raise TopologyError(
-            f"{file.name} makes another pipeline than {pipeline.name!r}: {', '.join(others)}.",
-            next_step="Move it to a file of its own: "
+            f"{file.name} defines more than the pipeline {pipeline.name!r}: {', '.join(others)}.",
+            next_step="Move each other pipeline to a file of its own: "
             "only the pipeline in the variable named pipeline would run.",
         )
     pipeline.require_streams()

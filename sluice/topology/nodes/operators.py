@@ -44,7 +44,7 @@ class Deduplicate(StreamOperator):
 class AskingOperator(StreamOperator):
     """Base of steps that query a service or a store, and may record the answers with the state."""
 
-    operator_reason = "asks outside of the pipeline"
+    operator_reason = "makes calls outside of the pipeline"
 
     waits_for_close = False
 

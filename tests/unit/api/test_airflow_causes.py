@@ -41,7 +41,7 @@ def test_who_occupies_the_pool_is_named() -> None:
     asked = not_started("orders", BEGAN)
     assert told(asked, DagState(False, run("running"), FULL)) == (
         f"Its task waits for a slot of the pool streams. All 3 slots are taken by {HOLDER}. "
-        "Wait until these tasks have ended, end one, or give the pool streams more slots in Airflow."
+        "Wait until these tasks have ended, end one of them, or give the pool streams more slots in Airflow."
     )
     free = PoolWait("streams", 3, BEGAN, (), 1)
     assert "which has free slots. Look at Airflow's own limits" in told(
@@ -52,7 +52,7 @@ def test_who_occupies_the_pool_is_named() -> None:
     )
     general = told(asked, DagState(False, None))
     assert general.startswith(
-        "A run was asked for at 12:00:00 UTC, and no driver has started. Look at the DAG"
+        "A run was requested at 12:00:00 UTC, but no driver has started. Look at the DAG"
     )
 
 

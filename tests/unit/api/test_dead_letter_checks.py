@@ -57,4 +57,4 @@ def test_a_value_is_re_driven_for_one_place_only(api: Api) -> None:
     path = "/v1/pipelines/orders/dead_letters/redrive"
     response = api.ask("POST", path, json={"reason": "digits", "value": "{}"})
     assert response.status_code == 400
-    assert response.json()["nextStep"] == "Add its place, such as 0/17."
+    assert response.json()["nextStep"] == "Add the dead letter's place, such as 0/17."

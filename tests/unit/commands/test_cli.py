@@ -307,7 +307,7 @@ def test_status_names_a_transaction_that_stays_open(
     assert bool(re.search("orders +held +1.0", said.stdout)) == is_named
     told = (
         "orders, since 2026-01-02 03:04:05 UTC: A transaction holds back records. "
-        "It holds back 7 records of orders/0."
+        "The transaction holds back 7 records of orders/0."
     )
     assert (told in said.stdout) == is_named
     command = "`kafka-transactions.sh --bootstrap-server b:9092 abort --topic orders --partition 0 --start-offset 10`"

@@ -121,6 +121,6 @@ def test_a_task_runs_a_script_up_to_its_driver(tmp_path: Path) -> None:
     done = subprocess.run(calls, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "Amount(cents=10)", "tripled has failed"
     assert (
-        "up to its first TopologyTestDriver, and find no class Later there. Define Later before"
+        "up to its first TopologyTestDriver, and find no class Later there. Define Later above"
         in done.stderr
     )

@@ -31,8 +31,8 @@ def error_of(cause: str) -> str:
 
 def test_a_full_disk_is_named_with_what_to_do() -> None:
     assert error_of("OSError: [Errno 28] No space left on device") == (
-        "The query of orders failed: OSError: [Errno 28] No space left on device. A disk is full, for example that of "
-        "the shards, or of temporary files: free some space. "
+        "The query of orders failed: OSError: [Errno 28] No space left on device. A disk is full, for example "
+        "the disk with the shards or with temporary files: free some space. "
         "Nothing from the batch was published; the next run retries it."
     )
 

@@ -384,7 +384,7 @@ def test_a_driver_that_ends_with_status_0_before_it_has_done_everything_has_fail
             )
             assert driver.run() == status
             told = capfd.readouterr().err
-            assert ("ended with status 0 before it had done everything" in told) == (status == 1)
+            assert ("ended with status 0 before the run was complete" in told) == (status == 1)
 
 
 def test_the_first_run_says_that_it_takes_longer(

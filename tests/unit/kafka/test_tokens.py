@@ -265,10 +265,10 @@ def test_a_function_that_fails_is_named_with_its_reason() -> None:
 @pytest.mark.parametrize(
     ("returned", "reason"),
     [
-        ("secret", "it has not returned a text and a number"),
-        (("secret",), "it has not returned a text and a number"),
-        (("", time.time() + 3_600), "it has not returned a text and a number"),
-        (None, "it has not returned a text and a number"),
+        ("secret", "it must return a token"),
+        (("secret",), "it must return a token"),
+        (("", time.time() + 3_600), "it must return a token"),
+        (None, "it must return a token"),
         (("secret", 1_000.0), "its token has expired already"),
         (("secret", (time.time() + 3_600) * 1_000), "is in milliseconds, not in seconds"),
     ],

@@ -212,7 +212,7 @@ def test_shards_that_an_installation_has_left_are_not_replaced(
     settings = Installation(settings_of(tmp_path / "existing")).settings
     for file in settings.home.glob("ledger.sqlite*"):
         file.unlink()
-    with pytest.raises(Refused, match="already is a shard"):
+    with pytest.raises(Refused, match="already has a shard here"):
         restore(backup, settings)
     with Ledger.open(settings.ledger) as ledger:
         assert ledger.generations.pipelines() == []

@@ -249,7 +249,7 @@ def test_errors_of_delta_tables() -> None:
         match=r"a table's changes need a column for the key.*DeltaTable\('/lake/n', \.\.\.",
     ):
         sales.group_by("shop").count(store="n").select(n="value").to(DeltaTable("/lake/n"))
-    with pytest.raises(TopologyError, match="Sluice writes the column window_start itself"):
+    with pytest.raises(TopologyError, match="the column name window_start is reserved for Sluice"):
         sales.group_by("shop").windowed_by(tumbling("1 minute")).count(store="windows").to(
             DeltaTable("/lake/sales", key="window_start")
         )

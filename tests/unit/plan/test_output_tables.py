@@ -177,14 +177,14 @@ def test_the_plan_shows_tables() -> None:
     [
         (
             lambda s: s.to(table(key="amount"), value=str),
-            "value=, key=, partition=, emit= and cycle= are for topics",
+            "value=, key=, partition=, emit= and cycle= apply only to topics",
         ),
         (
             lambda s: s.group_by_key().count(store="n").to(table()),
             "a table's changes need a column for the key",
         ),
         (lambda s: s.to(table(key="weight")), "the field weight is DOUBLE"),
-        (lambda s: s.to(table(key="_row")), "Sluice writes the column _row itself"),
+        (lambda s: s.to(table(key="_row")), "the column name _row is reserved for Sluice"),
         (lambda s: s.to(table(size="integer")), "types= names 'size', but the columns are _topic"),
         (
             lambda s: s.to(table("a; DROP TABLE b")),

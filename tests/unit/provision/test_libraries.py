@@ -237,7 +237,9 @@ def test_an_archive_that_cannot_be_unpacked_is_told(archive: Path) -> None:
     encrypted[6] |= 1
     encrypted[directory + 8] |= 1
     archive.write_bytes(encrypted)
-    assert "is encrypted, password required for extraction. Make it of" in refusal(archive)
+    assert "is encrypted, password required for extraction. Make the archive from" in refusal(
+        archive
+    )
     packed = archive.with_name("packages.tar.gz")
     with tarfile.open(packed, "w:gz") as written:
         written.add(archive, "tinylib.py")
@@ -252,7 +254,7 @@ def test_an_archive_of_the_folder_itself_is_refused(requirements: Path) -> None:
         written.writestr("packages/tinylib.py", "")
         written.writestr("packages/tinylib-1.0.dist-info/METADATA", "Name: tinylib\nVersion: 1.0\n")
     said = refusal(packages)
-    assert "has its packages in the folder packages. Make it of" in said
+    assert "has its packages in the folder packages. Make the archive from" in said
     assert of(packages).failure.endswith("in the folder packages.")
 
 
@@ -260,7 +262,7 @@ def test_a_home_that_cannot_be_written_is_told(archive: Path) -> None:
     (archive.parent / "home").write_text("a file in place of the folder")
     said = refusal(archive)
     assert said.startswith(f"{archive.parent / 'home' / FOLDER} cannot be read or written: Not a")
-    assert "choose another SLUICE_HOME" in said
+    assert "or change SLUICE_HOME" in said
 
 
 def test_what_a_killed_installation_has_left_is_removed(archive: Path) -> None:

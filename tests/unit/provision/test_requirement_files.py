@@ -93,7 +93,7 @@ def test_sources_whose_changes_cannot_be_seen_are_refused(folder: Path, line: st
 
 
 def test_editable_packages_are_refused(folder: Path) -> None:
-    with pytest.raises(SettingsError, match=r"has the editable package --editable=\./source"):
+    with pytest.raises(SettingsError, match=r"names the editable package --editable=\./source"):
         read(folder, "--editable=./source")
-    with pytest.raises(SettingsError, match=r"has the editable package -e git"):
+    with pytest.raises(SettingsError, match=r"names the editable package -e git"):
         read(folder, "-e git+https://git.example/tiny#egg=tiny")

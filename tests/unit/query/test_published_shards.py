@@ -96,8 +96,8 @@ def test_a_shard_that_is_not_the_published_one_is_not_read(
                 worker.number: worker.reason for worker in page.workers if worker.status != "ok"
             }
             assert unavailable.keys() == wrong
-            assert "checksum of its state rows at batch 1 is" in unavailable[0]
-            assert "Put the right one back, or start a run" in unavailable[0]
+            assert "checksum of its rows at batch 1 is" in unavailable[0]
+            assert "Put the published shard back, or start a run" in unavailable[0]
             with pytest.raises(StateError, match="Worker 0, which owns the key, is unavailable"):
                 await reader.get(page.pin, next(key for key in KEYS if owner(key, 2) == 0))
         put(states, 0, tmp_path / "new" / "0")
@@ -116,7 +116,7 @@ def test_a_state_server_does_not_read_it_either(states: States, tmp_path: Path) 
     async def run() -> None:
         shards = ServedShards(states.ledger, f"sqlite:///{tmp_path}/state", "127.0.0.1", 1)
         worker = await shards.worker(states.ref, 0)
-        with pytest.raises(StateError, match="is not the published one"):
+        with pytest.raises(StateError, match="does not have the published state"):
             await worker.execute(Value(0, 0, 1, "a"))
 
     asyncio.run(run())

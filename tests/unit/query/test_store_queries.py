@@ -361,7 +361,7 @@ def test_bounds_that_are_not_reached_report_the_current_state(states: States) ->
 
 def test_a_position_of_a_topic_that_is_not_read_names_the_topics(states: States) -> None:
     with pytest.raises(
-        QueryError, match=r"not made from topic 'other'\. Its topics: orders"
+        QueryError, match=r"does not read topic 'other'\. The pipeline reads orders"
     ) as refused:
         ask(states, lambda reader, pin: reader.all(pin), min_positions={"other": {"0": 1}})
     assert refused.value.status == 400

@@ -240,6 +240,6 @@ def test_a_shard_in_use_is_not_filled(database: str) -> None:
     source, another = Source(database), Source(database, "another")
     for each in (source, another):
         each.write()
-    with pytest.raises(Refused, match="There already is a shard"):
+    with pytest.raises(Refused, match="already has a shard here"):
         ShardCopy(source.shard, location(database, GenerationRef("another", 1), 0))
     assert content(another.shard, 0)

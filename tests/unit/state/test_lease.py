@@ -201,7 +201,7 @@ def test_a_paused_driver_cannot_publish_after_it_resumes(ledger: Ledger, databas
 def test_a_driver_cannot_publish_after_releasing_its_lease(ledger: Ledger) -> None:
     with lease(ledger) as mine:
         assert ledger.snapshots.publish(make_snapshot(0), audit(0, mine.epoch))
-    with pytest.raises(LeaseError, match="It is no longer held"):
+    with pytest.raises(LeaseError, match="The lease has been released"):
         ledger.snapshots.publish(make_snapshot(1), audit(1, mine.epoch))
 
 

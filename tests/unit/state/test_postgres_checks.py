@@ -87,7 +87,7 @@ def test_a_pooler_of_transactions_is_refused(url: str, size: int, takes_turns: b
             Ledger.open(address) as ledger,
             pytest.raises(
                 SettingsError,
-                match=r"address of the ledger is that of a connection pooler.*Set SLUICE_LEDGER to",
+                match=r"address of the ledger leads to a connection pooler.*Set SLUICE_LEDGER to",
             ),
         ):
             ledger.require_usable()

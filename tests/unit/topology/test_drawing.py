@@ -82,7 +82,7 @@ def test_text_says_how_time_goes_on_without_records_and_when_rows_expire() -> No
     )
     text = drawing.text(pipeline)
     assert text.startswith(
-        "pipeline shops, 1 worker, ignores partitions that are idle for 1 min, stream time goes on by the clock after "
+        "pipeline shops, 1 worker, ignores partitions that are idle for 1 min, stream time advances with the clock after "
         "30 s without records\n"
     )
     assert "  set headers: shop = shop\n" in text

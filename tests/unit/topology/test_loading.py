@@ -165,13 +165,13 @@ WRONG = {
     ),
     "a second pipeline": (
         GOOD.format(name="one") + "other = Pipeline('two')",
-        r"a\.py makes another pipeline than 'one': 'two' at a\.py:10\. Move it to a file of its own",
+        r"a\.py defines more than the pipeline 'one': 'two' at a\.py:10\. Move each other pipeline to",
     ),
     "a variable that gets a second pipeline": (
         GOOD.format(name="one")
         + "def make(): return Pipeline('two')\nkept = [make()]\npipeline = make()\n"
         "pipeline.stream('t', value=Sale)",
-        r"a\.py makes another pipeline than 'two': 'one' at a\.py:8, 'two' at a\.py:10\.",
+        r"a\.py defines more than the pipeline 'two': 'one' at a\.py:8, 'two' at a\.py:10\.",
     ),
     "a pipeline that reads nothing": (
         "from sluice import Pipeline\npipeline = Pipeline('idle')",

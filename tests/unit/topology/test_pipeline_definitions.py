@@ -249,7 +249,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     **{
         f"{text}, which depends on Spark's clock": (
             lambda text=text: sales().select(x=text),  # type: ignore[misc]
-            r"would be another time if a batch is repeated after a crash\. Use current_timestamp\(\)",
+            r"would give another time if a batch is repeated after a crash\. Use current_timestamp\(\)",
         )
         for text in (
             "timestamp'now'", "date('Tomorrow')", "cast('now UTC' as timestamp)", "to_date('today')",

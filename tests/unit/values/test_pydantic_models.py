@@ -135,7 +135,7 @@ def _with(kind: Any, **options: Any) -> Any:
     ("kind", "says"),
     [
         (Names, r"Names: Names is a RootModel, which has no fields\. Declare the type of its root"),
-        (BaseModel, r"BaseModel has no fields\. Declare a class of it"),
+        (BaseModel, r"BaseModel has no fields\. Use a subclass of BaseModel"),
         (Computed, r"Computed: name is a computed field, .* Declare it as a property"),
         (Extra, r"Extra: extra='allow' keeps fields .* Declare a dict\[str, \.\.\.\] field"),
         (Serialized, r"Serialized: _upper is a serializer, .* Change the value in a validator"),
@@ -162,7 +162,7 @@ def _with(kind: Any, **options: Any) -> Any:
         (House, r"House\.cat: a field of a pydantic model is possible only in another model"),
         (Street, r"Street\.home\.cats: a field of a pydantic model"),
         (_with(House), r"Odd\.field\.cat: a field of a pydantic model"),
-        (Annotated[str, []], r"not a type of values\. Declare it without annotations"),
+        (Annotated[str, []], r"not a type of values\. Declare the type without annotations"),
         (Twins, r"Twins: Twins writes the fields a and b under one name"),
         (Validated, r"Validated is a dataclass of pydantic"),
     ],

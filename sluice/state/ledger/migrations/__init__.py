@@ -88,8 +88,8 @@ def _from_before_release() -> StateError:
     return StateError(
         "The ledger is from before the first release of Sluice, whose ledgers have other tables.",
         next_step="Begin with an empty ledger, and an empty place for shards: the next runs "
-        "compute the state from the topics, and write its output again. Everything is in the "
-        "folder of SLUICE_HOME unless other settings say so.",
+        "compute the state from the topics, and write its output again. By default, the ledger "
+        "and the shards are in the folder SLUICE_HOME.",
     )
 
 
