@@ -89,6 +89,8 @@ class Edge:
     """Whether the SQL of the value is JSON already."""
     shares: SharedRows | None = None
     """The rows of another edge, which this edge takes instead of rows of its own."""
+    input_number: int = 0
+    """The index of the step before the edge among the inputs of the target's step."""
 
     @property
     def column(self) -> str:
