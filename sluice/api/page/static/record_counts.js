@@ -36,9 +36,10 @@ function flowBetween(source, node, { received = {}, results = {} }) {
   const index = node.inputs.indexOf(source?.number);
   // A step that takes the same rows twice has two counts, but one edge.
   if (index !== node.inputs.lastIndexOf(source?.number)) return null;
-  const reached = received[`${node.name}/${index}`];
+  // A topic and a store can have the same name, but only steps are counted under their names.
+  const reached = node.kind !== "sink" && received[`${node.name}/${index}`];
   if (reached) return flow(reached, "received");
-  const passed = results[source?.name];
+  const passed = source?.kind !== "source" && results[source?.name];
   return passed ? flow(passed, "passed on") : null;
 }
 
