@@ -184,6 +184,19 @@ def test_a_topology_fits_and_its_nodes_open(open_view: Open, many: gallery.Scene
 def test_a_run_of_airflow_opens_its_batches(open_view: Open, many: gallery.Scene) -> None:
     page = open_view(many, "#/pipelines/orders/runs?run=manual__2")
     expect(page.get_by_role("region", name="Run").locator("tbody tr")).to_have_count(1)
+    attempts = page.get_by_role("region", name="Attempts").locator("tbody tr")
+    expect(attempts).to_have_count(3)
+    expect(attempts.locator("td").nth(0)).to_have_text("failed")
+    cost = page.request.get(
+        f"{page.url.partition('#')[0]}v1/pipelines/orders/finished-runs",
+        params={"since": "2020-01-01", "until": "2999-01-01"},
+    ).json()
+    (last,) = [each for each in cost if each["run"] == "orders/manual__2/main"]
+    columns = attempts.last.locator("td")
+    expect(columns.nth(4)).to_have_text(f"{last['cpu_seconds'] / 95:.2f}")
+    expect(columns.nth(5)).to_contain_text("iB")
+    expect(columns.nth(7)).to_have_text("worker-1")
+    assert is_accessible(page)
     batches = page.get_by_role("region", name="Batches").locator("tbody tr")
     expect(batches).to_have_count(3)
     log = batches.first.get_by_role("link", name="log")

@@ -2,6 +2,7 @@
 // last batch.
 
 import { get, optional, part, query } from "./api.js";
+import { attemptsCard } from "./attempts.js";
 import { batchList } from "./batches.js";
 import { airflowLink, badge, card, element, link, svg, table } from "./dom.js";
 import { bytes, counted, duration, number, time } from "./format.js";
@@ -42,13 +43,19 @@ async function oneRun({ name, overview, hash, search }) {
   }
   const since = run.queued_at ?? run.started_at;
   const limit = MOST_BATCHES;
-  const batches = overview.snapshot ? await get(`${path}/batches`, { limit, since }) : [];
+  const until = new Date().toISOString();
+  const [batches, finished] = await Promise.all([
+    overview.snapshot ? get(`${path}/batches`, { limit, since }) : [],
+    optional(get(`${path}/finished-runs`, { since, until, limit: MOST_RUNS })),
+  ]);
   const own = batches.filter((batch) => nameOf(batch) === id);
-  const shown = { ...fromAirflow(run, own), attempts: [] };
+  const costs = finished.filter((attempt) => nameOf(attempt) === id).reverse();
+  const shown = { ...fromAirflow(run, own), attempts: costs };
   const columns = columnsOf(shown.ended - shown.begun, hash);
   return [
     back,
     element("section", { class: "card" }, legend(), table(columns, [shown], { label: "Run" })),
+    attemptsCard(run, costs),
     batchList(own, { isOpen: true }),
   ];
 }
