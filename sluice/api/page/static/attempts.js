@@ -51,7 +51,13 @@ function isOf(cost, tried) {
 
 function stateCell({ tried, cost }) {
   if (tried) return badge(tried.state, tried.state);
-  return badge(cost.outcome, cost.outcome === "failed" ? "failed" : "success");
+  return outcomeBadge(cost.outcome);
+}
+
+// The outcome of a run in the ledger, in Airflow's words.
+export function outcomeBadge(outcome) {
+  const state = outcome === "failed" ? "failed" : "success";
+  return badge(state, state);
 }
 
 function seconds({ began, ended }) {

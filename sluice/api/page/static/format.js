@@ -33,6 +33,7 @@ const UNITS = [
 // zero.
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
+  if (seconds === 0) return "0 s";
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
   if (seconds < 10) return `${Math.round(seconds * 10) / 10} s`;
   const parts = [];

@@ -2,7 +2,7 @@
 // last batch.
 
 import { get, optional, part, query } from "./api.js";
-import { attemptsCard } from "./attempts.js";
+import { attemptsCard, outcomeBadge } from "./attempts.js";
 import { batchList } from "./batches.js";
 import { airflowLink, badge, card, element, link, svg, table } from "./dom.js";
 import { bytes, counted, duration, number, time } from "./format.js";
@@ -116,7 +116,7 @@ function nameCell({ run, name, log }, hash) {
 }
 
 function stateCell({ run, outcome }) {
-  if (outcome) return badge(outcome, outcome === "failed" ? "failed" : "success");
+  if (outcome) return outcomeBadge(outcome);
   if (!run) return badge("published", "success");
   return [
     badge(run.state, run.state),
@@ -133,7 +133,7 @@ function tookCell({ run, begun, ended }) {
 function attemptsCell({ run }) {
   const attempts = run?.attempts ?? [];
   return attempts.map(({ log, number: which, state }) => [
-    airflowLink(log, badge(`${which}: ${state}`, state)),
+    element("span", { class: "short" }, airflowLink(log, badge(`${which}: ${state}`, state))),
     " ",
   ]);
 }
@@ -145,6 +145,7 @@ const columnsOf = (longest, hash) => [
   { title: "Took", number: true, cell: tookCell },
   {
     title: `Where the time went (the whole width is ${duration(longest / 1000)})`,
+    wide: true,
     cell: (run) => [bar(run, longest), element("small", {}, sentence(run))],
   },
   {
