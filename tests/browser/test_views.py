@@ -6,12 +6,15 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Page, Route, expect
 
+from sluice.answers import Run
 from sluice.api import services
 from sluice.api.page.first_view import first_view_modules
 from sluice.api.page.page import STATIC
@@ -208,6 +211,15 @@ def test_a_run_of_airflow_opens_its_batches(open_view: Open, many: gallery.Scene
     page.get_by_role("link", name="All runs").click()
     page.get_by_role("link", name="batches", exact=True).first.click()
     assert "run=manual__0" in page.url
+
+
+def test_a_run_is_found_whether_or_not_its_id_is_quoted(open_view: Open, tmp_path: Path) -> None:
+    now, demo = datetime.now(UTC), gallery.demo(tmp_path)
+    name = "manual__2026-11-21T12:00:00+00:00"
+    demo.api.runs.history["orders"].append(Run(name, "success", now, now, "/log", "run"))
+    for given in (name, quote(name, safe="")):
+        page = open_view(demo, f"#/pipelines/orders/runs?run={given}")
+        expect(page.get_by_role("region", name="Run").locator("tbody th")).to_contain_text(name)
 
 
 def test_a_run_that_airflow_has_forgotten_is_named(open_view: Open, many: gallery.Scene) -> None:

@@ -33,14 +33,14 @@ export const runsTab = tabView("runs", (context) =>
 // A run of Airflow with its batches; its page in Airflow links here.
 async function oneRun({ name, overview, hash, search }) {
   const path = `/pipelines/${part(name)}`;
-  const id = search.get("run");
   const inAirflow = await optional(get(`${path}/runs`, { limit: MOST_RUNS }));
-  const run = inAirflow.find((each) => each.run === id);
+  const run = runNamed(search.get("run"), inAirflow);
   const back = element("p", {}, link(`${hash}/runs`, "All runs"));
   if (!run) {
     const text = `It is not among the newest ${MOST_RUNS} runs in Airflow.`;
-    return [back, card(`Run ${id}`, element("p", {}, text))];
+    return [back, card(`Run ${search.get("run")}`, element("p", {}, text))];
   }
+  const id = run.run;
   const since = run.queued_at ?? run.started_at;
   const limit = MOST_BATCHES;
   const until = new Date().toISOString();
@@ -58,6 +58,13 @@ async function oneRun({ name, overview, hash, search }) {
     attemptsCard(run, costs),
     batchList(own, { isOpen: true }),
   ];
+}
+
+// Airflow 3.1 puts the id of a run into the address as it is, where a plus sign means a space. No
+// id has a space.
+function runNamed(id, runs) {
+  const ids = [id, id.replaceAll(" ", "+")];
+  return runs.find((run) => ids.includes(run.run));
 }
 
 async function allRuns(context) {
