@@ -51,12 +51,12 @@ async function oneRun({ name, overview, hash, search }) {
   const own = batches.filter((batch) => nameOf(batch) === id);
   const costs = finished.filter((attempt) => nameOf(attempt) === id).reverse();
   const shown = { ...fromAirflow(run, own), attempts: costs };
-  const columns = columnsOf(shown.ended - shown.begun, hash);
+  const columns = columnsOf(shown.ended - shown.begun);
   return [
     back,
     element("section", { class: "card" }, legend(), table(columns, [shown], { label: "Run" })),
     attemptsCard(run, costs),
-    batchList(own, { isOpen: true }),
+    batchList(own, { isOpen: true, title: "Batches of the run, with their audits" }),
   ];
 }
 
@@ -113,12 +113,10 @@ function legend() {
 }
 
 function nameCell({ run, name, log }, hash) {
-  if (run)
-    return [
-      airflowLink(run.log, run.run),
-      " ",
-      link(`${hash}/runs${query({ run: run.run })}`, "batches"),
-    ];
+  if (run) {
+    const batches = link(`${hash}/runs${query({ run: run.run })}`, "batches");
+    return [airflowLink(run.log, run.run), hash && [" ", batches]];
+  }
   return log ? airflowLink(log, name) : "from the command line";
 }
 
@@ -145,7 +143,8 @@ function attemptsCell({ run }) {
   ]);
 }
 
-const columnsOf = (longest, hash) => [
+// `hash`: the address of the pipeline, for links to the views of runs.
+const columnsOf = (longest, hash = "") => [
   { title: "Run", cell: (run) => nameCell(run, hash) },
   { title: "State", cell: stateCell },
   { title: "Began", cell: ({ begun }) => time(new Date(begun).toISOString()) },
