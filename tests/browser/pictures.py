@@ -98,10 +98,12 @@ _NOTE_WHEN_SHOWN = """
 new MutationObserver((_changes, observer) => {
   if (!document.querySelector("main h1")) return;
   observer.disconnect();
-  requestAnimationFrame(() => setTimeout(() => { window.shownAt = performance.now(); }));
+  requestAnimationFrame(() => setTimeout(() => {
+    document.documentElement.dataset.shownAt = performance.now();
+  }));
 }).observe(document, { childList: true, subtree: true });
 """
-"""Notes in a page when its heading has been painted, in ms since the page was asked for."""
+"""Notes at the root of a page when its heading has been painted, in ms since it was asked for."""
 
 
 def picture(page: Page, address: str, target: Path) -> tuple[int, float]:
@@ -109,8 +111,9 @@ def picture(page: Page, address: str, target: Path) -> tuple[int, float]:
     page.goto("about:blank")
     page.goto(address)
     expect(page.locator("main h1")).to_be_visible()
-    page.wait_for_function("window.shownAt !== undefined")
-    seconds: float = page.evaluate("window.shownAt / 1000")
+    root = page.locator("html[data-shown-at]")
+    root.wait_for(state="attached")
+    seconds = float(root.get_attribute("data-shown-at") or 0) / 1000
     # Charts are drawn when they have a size.
     page.wait_for_timeout(500)
     weight: int = page.evaluate(
