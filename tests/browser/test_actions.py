@@ -184,6 +184,34 @@ def test_re_drive_a_group_or_all_that_could_not_be_read(page: Page, scene: galle
     assert [body.get("reason") for body in sent] == ["contract", None]
 
 
+def test_dead_letters_of_a_key_are_found_and_only_they_are_re_driven(
+    page: Page, scene: gallery.Scene
+) -> None:
+    sent: list[dict[str, object]] = []
+
+    def redrive(route: Route) -> None:
+        sent.append(json.loads(route.request.post_data or ""))
+        route.fulfill(json={"redriven": 1, "skipped": {}, "more": False})
+
+    page.route("**/dead_letters/redrive", redrive)
+    with shown(page, scene, "/dead-letters"):
+        page.get_by_label("Key of the record").fill("store_7")
+        page.get_by_role("button", name="Find").click()
+        groups = page.get_by_role("region", name="Groups of dead letters").locator("tbody tr")
+        expect(groups).to_have_count(1)
+        groups.get_by_role("link", name="Open").click()
+        expect(page.get_by_role("article")).to_have_count(1)
+        expect(page.get_by_label("Key of the record")).to_have_value("store_7")
+        groups.get_by_role("button", name="Re-drive 1").click()
+        page.locator("dialog").get_by_role("button", name="Re-drive").click()
+        expect(page.locator("#done")).to_contain_text("1 re-driven")
+        page.get_by_label("Key of the record").fill("store_8")
+        page.get_by_role("button", name="Find").click()
+        expect(page.locator("main")).to_contain_text("There were none with the key store_8")
+    (body,) = sent
+    assert (body["key"], body["reason"]) == ("store_7", "contract")
+
+
 def test_compare_two_snapshots(page: Page, scene: gallery.Scene) -> None:
     with shown(page, scene, "/stores/general_orders_count"):
         form = page.get_by_role("form", name="Compare two snapshots")
