@@ -506,6 +506,11 @@ class BatchHistory(msgspec.Struct, frozen=True, kw_only=True):
     """Topic → number of records read."""
     written: dict[str, int]
     """Topic → number of records written."""
+    received: dict[str, int] = {}
+    """`STEP/INPUT` → number of rows that a step got from its input with this index; only of inputs
+    whose rows can be counted exactly."""
+    results: dict[str, int] = {}
+    """Step → number of rows that it passed on, for steps that keep each key's records in order."""
     rows: int
     """The number of state rows written."""
     run: str
@@ -570,6 +575,11 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     steps: dict[str, dict[str, int]] = {}
     """Step → why it did not use records, such as `failed`, `late` or `null_key` → how many in all
     these batches."""
+    received: dict[str, int] = {}
+    """`STEP/INPUT` → number of rows that a step got from its input with this index, in all these
+    batches."""
+    results: dict[str, int] = {}
+    """Step → number of rows that it passed on, in all these batches."""
     columns: list[HistoryColumn]
     """The parts in which a batch was published or a run ended, oldest first."""
     marks: list[Mark] = []

@@ -105,6 +105,7 @@ class Client:
     overview = _blocking(Queries.overview)
     batches = _blocking(Queries.batches)
     runs = _blocking(Queries.runs)
+    activity = _blocking(Queries.activity)
     generations = _blocking(Queries.generations)
     stores = _blocking(Queries.stores)
     get = _blocking(Queries.get)

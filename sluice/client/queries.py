@@ -16,6 +16,7 @@ from typing_extensions import Unpack
 
 from sluice.answers import (
     MAX_KEYS,
+    Activity,
     BatchHistory,
     Change,
     Count,
@@ -127,6 +128,14 @@ class Queries:
         A state server returns an empty list.
         """
         return await self._send(_query(_of_pipeline(pipeline, "runs"), list[Run], limit=limit))
+
+    async def activity(self, pipeline: str, *, limit: int = 100) -> list[Activity]:
+        """Return who did what to a pipeline, and when, newest first.
+
+        Changes of the topology and of Sluice's version, which a run has found, have no user.
+        """
+        path = _of_pipeline(pipeline, "activity")
+        return await self._send(_query(path, list[Activity], limit=limit))
 
     async def generations(self, pipeline: str) -> list[Generation]:
         """Return a pipeline's current generation, and those of unfinished rebuilds and replays."""

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from sluice.commands.activity_notes import note_activity
 from sluice.commands.console import errors_as_messages, out
 from sluice.settings import settings
 
@@ -26,10 +27,9 @@ def backup(
         new_backup = back_up(ledger, folder, status.update)
         status.stop()
         for generation in new_backup.generations:
-            out.print(
-                f"{generation.pipeline}: snapshot {generation.generation}.{generation.batch}",
-                markup=False,
-            )
+            snapshot = f"snapshot {generation.generation}.{generation.batch}"
+            note_activity(generation.pipeline, "back up", f"{snapshot} to {folder.absolute()}")
+            out.print(f"{generation.pipeline}: {snapshot}", markup=False)
         out.print(f"Backed up to {folder}", markup=False, soft_wrap=True)
 
 
@@ -44,9 +44,9 @@ def restore(
     with errors_as_messages(), out.status("restoring") as status:
         restored = restore_backup(folder, settings(), status.update)
         status.stop()
+        backup_of = f"the backup of {restored.made_at:%Y-%m-%d %H:%M:%S} UTC"
         for generation in restored.generations:
-            out.print(
-                f"{generation.pipeline}: snapshot {generation.generation}.{generation.batch}",
-                markup=False,
-            )
-        out.print(f"Restored the backup of {restored.made_at:%Y-%m-%d %H:%M:%S} UTC")
+            snapshot = f"snapshot {generation.generation}.{generation.batch}"
+            note_activity(generation.pipeline, "restore", f"{snapshot} from {backup_of}")
+            out.print(f"{generation.pipeline}: {snapshot}", markup=False)
+        out.print(f"Restored {backup_of}")

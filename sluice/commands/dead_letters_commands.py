@@ -30,6 +30,13 @@ Partition = Annotated[
     int | None, typer.Option(min=0, help="Only dead letters of records from this partition.")
 ]
 
+Key = Annotated[
+    str | None,
+    typer.Option(
+        help="Only dead letters with this key, which the record has or the step received."
+    ),
+]
+
 
 @app.command("list")
 def list_dead_letters(
@@ -37,6 +44,7 @@ def list_dead_letters(
     reason: Reason = "",
     since: Since = "",
     partition: Partition = None,
+    key: Key = None,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of dead letters.")] = 20,
     form: FormOption = Form.TABLE,
 ) -> None:
@@ -44,7 +52,7 @@ def list_dead_letters(
     from sluice.kafka.dead_letter_topic import DeadLetterFilter, find_dead_letters
 
     with errors_as_messages():
-        chosen = DeadLetterFilter(reason, _time(since), partition)
+        chosen = DeadLetterFilter(reason, _time(since), partition, key=key)
         matches = find_dead_letters(
             settings_of(pipeline).kafka, pipeline, chosen, limit, sys.maxsize
         )
@@ -62,6 +70,7 @@ def redrive(
     reason: Reason = "",
     since: Since = "",
     partition: Partition = None,
+    key: Key = None,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of dead letters.")] = 10_000,
 ) -> None:
     """Write the records of dead letters to their source topics again, each only once.
@@ -75,7 +84,7 @@ def redrive(
 
     with errors_as_messages():
         topics = plan(load(pipeline)).job.topics
-        chosen = DeadLetterFilter(reason, _time(since), partition)
+        chosen = DeadLetterFilter(reason, _time(since), partition, key=key)
         outcome = redrive_chosen(settings_of(pipeline).kafka, pipeline, topics, chosen, limit)
         out.print(f"{outcome.redriven:,} re-driven")
         if outcome.redriven:

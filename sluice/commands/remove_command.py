@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from sluice.commands.activity_notes import note_activity
 from sluice.commands.command_arguments import PipelineName
 from sluice.commands.console import errors_as_messages, out
 from sluice.commands.pipeline_submission import settings_of
@@ -44,6 +45,9 @@ def remove(
         own = settings_of(pipeline, "" if current is None else current.file)
         if yes:
             removal = remove(own, pipeline, keep_dead_letters=keep_dead_letters)
+            # The ledger has also forgotten the activities of a removed pipeline.
+            if removal.renamed_to:
+                note_activity(removal.renamed_to, "remove", f"the former name {pipeline}")
         else:
             with Ledger.open(settings().ledger) as ledger:
                 removal = find_removal(ledger, own, pipeline, keep_dead_letters=keep_dead_letters)

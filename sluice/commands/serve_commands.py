@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sluice.commands.activity_notes import note_activity
 from sluice.commands.command_arguments import PipelineName
 from sluice.commands.console import errors_as_messages, out, wide
 from sluice.commands.worker_arguments import current_generation, place_of
@@ -119,6 +120,7 @@ def move(
         placement = place_of(pipeline, worker, address, tls)
         copied = move_worker(ledger, placement, status.update)
         status.stop()
+        note_activity(pipeline, "move", f"worker {worker} to {address}")
         out.print(
             f"Worker {worker} of {pipeline} is now at {address}; {copied:,} versions copied",
             soft_wrap=True,
@@ -142,8 +144,11 @@ def import_state(
     with errors_as_messages(), Ledger.open(sqlite_url(ledger.absolute())) as source:
         with Ledger.open(settings().ledger) as target, out.status("copying") as status:
             copied = copy(source, target, settings().shards, status.update)
-        names = ", ".join(source.generations.pipelines())
-        out.print(f"Imported {names or 'no pipeline'}; {copied:,} versions copied", soft_wrap=True)
+        names = source.generations.pipelines()
+        for name in names:
+            note_activity(name, "import state", f"from {ledger.absolute()}")
+        imported = ", ".join(names) or "no pipeline"
+        out.print(f"Imported {imported}; {copied:,} versions copied", soft_wrap=True)
 
 
 def workers(pipeline: PipelineName) -> None:

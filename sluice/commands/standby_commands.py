@@ -59,6 +59,7 @@ def add(
             if standby is not None and standby.copied_generation is None:
                 ledger.standbys.remove(standby)
             raise
+        note_activity(pipeline, "add standby", f"of worker {worker} at {address}")
         if ledger.standbys.of(pipeline)[worker].copied_generation is None:
             out.print(
                 f"{address} is the standby of worker {worker} of {pipeline}. A run makes the "
@@ -84,6 +85,7 @@ def refresh(pipeline: PipelineName) -> None:
                 next_step=f"Add one: sluice standby add {pipeline} WORKER HOST:PORT",
             )
         _refresh(ledger, pipeline)
+        note_activity(pipeline, "refresh standbys")
 
 
 def _refresh(ledger: Ledger, pipeline: str) -> None:
@@ -157,6 +159,7 @@ def remove(pipeline: PipelineName, worker: Worker) -> None:
         # The ledger refuses to forget a standby that has been promoted meanwhile. So change the
         # ledger first: otherwise, the standby's shard, which is now the worker's, would be deleted.
         ledger.standbys.remove(standby)
+        note_activity(pipeline, "remove standby", f"of worker {worker} at {standby.host_port}")
         kept = ""
         if standby.copied_generation is not None:
             try:

@@ -74,7 +74,7 @@ def markers_of(pipeline: str) -> str:
 
 @dataclass(frozen=True)
 class DeadLetterFilter:
-    """Selects dead letters by reason, time, step, the record's partition, or their own position."""
+    """Selects dead letters by reason, time, step, the record's partition and key, or position."""
 
     reason: str = ""
     since: datetime | None = None
@@ -83,6 +83,8 @@ class DeadLetterFilter:
     """Partition and offset of the dead letter itself."""
     step: str | None = None
     """The step that failed; an empty text for records that no step has processed."""
+    key: str | None = None
+    """The key of the record, or the key that the failed step received."""
 
     def matches(self, letter: DeadLetter) -> bool:
         """Return whether this filter selects a dead letter."""
@@ -95,6 +97,7 @@ class DeadLetterFilter:
             )
             and self.place in (None, (letter.partition, letter.offset))
             and self.step in (None, letter.header("step"))
+            and (self.key is None or letter.has_key(self.key))
         )
 
 
@@ -135,6 +138,10 @@ class DeadLetter:
     @property
     def reason(self) -> str:
         return self.header("reason") or _UNKNOWN
+
+    def has_key(self, key: str) -> bool:
+        """Return whether this is the key of the record, or the key that the step received."""
+        return self.key == key.encode() or self.sluice_headers.get(f"{PREFIX}key") == key
 
     @property
     def source(self) -> Place | None:

@@ -60,6 +60,8 @@ def history(
         complete=len(newest) < MOST_BATCHES,
         columns=added_up,
         steps=_steps(published),
+        received=_sums(published, lambda batch: batch.received),
+        results=_sums(published, lambda batch: batch.results),
         marks=marks(ledger, info.pipeline, since, until, runs),
     )
 

@@ -230,7 +230,9 @@ def _batch(snapshot: Snapshot, audit: Audit | None, airflow: str) -> answers.Bat
     counts = snapshot.counts
     phases: dict[str, float] = {}
     read: Counter[str] = Counter()
+    step_rows: Mapping[str, int] = {}
     if audit is not None:
+        step_rows = audit.step_rows
         for name, milliseconds in audit.phases.items():
             phases[name] = milliseconds / 1_000
         for source in audit.sources:
@@ -256,6 +258,8 @@ def _batch(snapshot: Snapshot, audit: Audit | None, airflow: str) -> answers.Bat
         dead_letters=_dead_letters_of(snapshot),
         read=dict(read),
         written=_counts_with("output/", counts),
+        received=_counts_with("received/", step_rows),
+        results=_counts_with("results/", step_rows),
         rows=counts.get("rows", 0),
         run=snapshot.run,
         log=log_path(snapshot.run, airflow),

@@ -89,6 +89,8 @@ class Edge:
     """Whether the SQL of the value is JSON already."""
     shares: SharedRows | None = None
     """The rows of another edge that this edge takes; None if it has its own rows."""
+    input_number: int = 0
+    """The index of the step before the edge among the inputs of the target's step."""
 
     @property
     def column(self) -> str:

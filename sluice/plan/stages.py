@@ -351,6 +351,7 @@ class StagePlanner:
             rekeyed=taken.is_repartitioned(rekeyed=scope.rekeyed),
             results_of=scope.results_of,
             takes_latest=_takes_latest(node, taken),
+            input_number=taken.number,
         )
         self._edge_scopes[edge.column] = scope
         if taken.is_passed_on and not content.values:

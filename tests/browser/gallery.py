@@ -200,7 +200,7 @@ def _publish_day(
             ),
             msgspec.structs.replace(
                 make_audit(states.batch, lease.epoch, source), checksums={},
-                pipeline=states.pipeline, phases=phases,
+                pipeline=states.pipeline, phases=phases, step_rows=_step_rows(counts),
             ),
             batch=Batch(
                 number=states.batch, begun=event_ms, partitions={topic: 1},
@@ -278,6 +278,17 @@ def _counts(name: str, records: int, batch: int, chance: random.Random) -> dict[
         counts["late/general_orders_count_window"] = chance.choice((0, 0, 2))
     counts |= {f"dead_letter/{reason}": count for reason, count in bad.items() if count}
     return counts
+
+
+def _step_rows(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return what the stores of orders receive: general orders go to a topic, too."""
+    general = counts.get("output/general_orders", 0)
+    received: dict[str, int] = {}
+    if general:
+        for store in ("count", "revenue", "count_window", "revenue_window"):
+            received[f"received/general_orders_{store}/0"] = general
+            received[f"received/restaurant_orders_{store}/0"] = counts["applied"] - general
+    return received
 
 
 def _dead_letters(counts: Mapping[str, int]) -> dict[str, int]:

@@ -16,6 +16,7 @@ _RIGHT = (
     '{"orderId":%d,"locationId":"store_1234","finalAmount":27.00,"orderType":"GENERAL",'
     '"orderLineItems":[{"item":"tea","count":2,"amount":13.50}],"orderedDateTime":"2022-12-05T08:55:27"}'
 )
+_OF_STORE_7 = 9
 _KINDS = (
     ("malformed", "", "The value is not JSON: it ends after 17 bytes.", '{"orderId": 12, "'),
     ("digits", "", "finalAmount: 27.005 has more than 2 decimal places.", "27.005"),
@@ -63,4 +64,5 @@ def _letter(number: int) -> DeadLetter:
     }
     at = datetime.now(UTC) - timedelta(minutes=7 * number)
     headers = [("trace", b"00-4bf92f3577b34da6")]
-    return DeadLetter(0, number, at, b"store_1234", value.encode(), headers, own, len(value))
+    key = b"store_7" if number == _OF_STORE_7 else b"store_1234"
+    return DeadLetter(0, number, at, key, value.encode(), headers, own, len(value))

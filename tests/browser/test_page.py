@@ -307,6 +307,20 @@ def test_keys_ranges_windows_and_earlier_snapshots_are_found(page: Page, address
     expect(page.get_by_text("0 entries of snapshot")).to_be_visible()
 
 
+def test_a_field_may_have_any_name_and_numbers_are_right_aligned(
+    page: Page, address: str, states: States
+) -> None:
+    made = States(states.database, pipeline="visits", workers=1)
+    made.stores = (made.store("by_day", value="struct<source:string,visits:bigint>"),)
+    made.ledger.generations.register(made.info())
+    made.publish({"monday": '[{"source":"web","visits":9007199254740993}]'})
+    page.goto(f"{address}#/pipelines/visits/stores/by_day")
+    cells = page.get_by_role("region", name="Values").locator("tbody td")
+    expect(cells).to_have_text(["web", "9007199254740993"])
+    expect(cells.first).not_to_have_class("number")
+    expect(cells.last).to_have_class("number")
+
+
 def test_a_replay_is_started_after_a_question(page: Page, address: str, api: Api) -> None:
     page.goto(f"{address}#/pipelines/orders")
     page.get_by_role("button", name="Replay…").click()

@@ -85,6 +85,15 @@ def test_every_method(client: Client) -> None:
     assert len(client.page(COUNT, worker=0).entries) < 40
 
 
+def test_the_activity_of_a_pipeline(client: Client, states: States) -> None:
+    states.ledger.activities.add("orders", "pause", "ada", "new prices")
+    states.ledger.activities.add("orders", "resume", "bob")
+    resumed, paused = client.activity("orders")
+    assert (resumed.by, resumed.action) == ("bob", "resume")
+    assert (paused.by, paused.detail) == ("ada", "new prices")
+    assert client.activity("orders", limit=1) == [resumed]
+
+
 def test_the_next_page_keeps_the_bounds_of_the_first(client: Client) -> None:
     page = client.page(COUNT, limit=3, min_snapshot="1.0")
     assert client.page(COUNT, limit=3, cursor=page.cursor or "", min_snapshot="1.0").entries

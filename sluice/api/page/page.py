@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sluice.api.http.route import Router
+from sluice.api.page.first_view import first_view_modules
 from sluice.api.routes.access import access_of
 from sluice.api.routes.rest_api import readable_description
 
@@ -47,7 +48,7 @@ def page_router(folder: Path) -> Router:
     @router.get("/", is_described=False)
     async def show_page(request: Request, _query: object) -> Response:
         """Return the page with stores, workers and snapshots, whose script queries the REST API."""
-        return _html("page.html", request)
+        return _html("page.html", request, modules=first_view_modules(STATIC))
 
     @router.get("/panels/{pipeline}.js", is_described=False, parameters=_PanelQuery)
     async def get_panel(request: Request, query: _PanelQuery) -> Response:

@@ -57,6 +57,15 @@ Step = Annotated[
 ]
 
 
+Key = Annotated[
+    str,
+    Meta(
+        description="Only dead letters with this key, which the record has or the step received.",
+        max_length=10_000,
+    ),
+]
+
+
 class DeadLettersQuery(PipelineQuery, frozen=True, kw_only=True):
     """The parameters of `list_dead_letters`."""
 
@@ -64,6 +73,7 @@ class DeadLettersQuery(PipelineQuery, frozen=True, kw_only=True):
     since: Since | None = None
     partition: Partition | None = None
     step: Step | None = None
+    key: Key | None = None
     limit: Annotated[int, Meta(description="Maximum number of dead letters.", ge=1, le=1_000)] = 100
 
 
@@ -81,6 +91,7 @@ class Redrive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         | None
     ) = None
     step: Step | None = None
+    key: Key | None = None
     value: (
         Annotated[
             str, Meta(description="Write this value in place of the record's; requires place.")
@@ -108,7 +119,7 @@ async def list_dead_letters(request: Request, query: DeadLettersQuery) -> Respon
     access = await access_of(request)
     generation = await access.generation(query.pipeline)
     since = _time(query.since)
-    chosen = DeadLetterFilter(query.reason, since, query.partition, step=query.step)
+    chosen = DeadLetterFilter(query.reason, since, query.partition, step=query.step, key=query.key)
     async with _gate:
         kafka = access.services.kafka_of(query.pipeline)
         matches = await asyncio.to_thread(
@@ -181,7 +192,7 @@ async def redrive(request: Request, query: PipelineQuery, chosen: Redrive) -> Re
             next_step="Add the dead letter's place, such as 0/17.",
         )
     since = _time(chosen.since)
-    which = DeadLetterFilter(chosen.reason, since, chosen.partition, place, chosen.step)
+    which = DeadLetterFilter(chosen.reason, since, chosen.partition, place, chosen.step, chosen.key)
     value = None if chosen.value is None else chosen.value.encode()
     async with _gate:
         kafka = access.services.kafka_of(query.pipeline)
@@ -189,7 +200,7 @@ async def redrive(request: Request, query: PipelineQuery, chosen: Redrive) -> Re
             redrive_chosen, kafka, query.pipeline, topics, which, chosen.limit, value
         )
     if outcome.redriven:
-        which_ones = ", ".join(filter(None, (chosen.reason, chosen.step, chosen.place)))
+        which_ones = ", ".join(filter(None, (chosen.reason, chosen.step, chosen.key, chosen.place)))
         corrected = ", with a corrected value" if value is not None else ""
         of_these = f": {which_ones}" if which_ones else ""
         detail = f"{counted(outcome.redriven, 'record')}{of_these}{corrected}"

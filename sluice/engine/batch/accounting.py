@@ -41,6 +41,8 @@ class PartitionResults:
     """The counts and records that a task has collected for one partition of a batch so far."""
 
     counts: Counter[str] = field(default_factory=Counter)
+    step_rows: Counter[str] = field(default_factory=Counter)
+    """The numbers of records that groups have received."""
     outputs: dict[str, list[pa.Table]] = field(default_factory=dict)
     """Topic → tables of output records for the topic."""
     times: dict[str, int] = field(default_factory=dict)
@@ -333,7 +335,9 @@ class RecordSinks:
         for output, tables in results.outputs.items():
             self.side_outputs.add_records(output, name, concatenate_records(tables))
         times = results.times | {f"{SEEN}/{topic}/{number}": now}
-        stats = BatchStats(dict(results.counts), times, f"{topic}-{number}")
+        stats = BatchStats(
+            dict(results.counts), times, f"{topic}-{number}", step_rows=dict(results.step_rows)
+        )
         self.side_outputs.add_stats_of_reading(name, stats)
 
 

@@ -57,6 +57,9 @@ class BatchStats(msgspec.Struct):
     row_bytes: dict[str, int] = {}
     """For a task that holds all of its rows in memory at once: the kind of the task → the size of
     these rows."""
+    step_rows: dict[str, int] = {}
+    """The numbers of rows that steps have received, and of their results (`plan/step_counts.py`).
+    """
 
 
 class Label(msgspec.Struct, array_like=True, order=True, frozen=True):
@@ -227,6 +230,14 @@ class Collected:
         for stats in self._stats:
             by_kind.update(stats.row_bytes)
         return max(by_kind.values(), default=0)
+
+    @property
+    def step_rows(self) -> dict[str, int]:
+        """The rows that steps have received, and their results, summed over the tasks."""
+        counts: Counter[str] = Counter()
+        for stats in self._stats:
+            counts.update(stats.step_rows)
+        return dict(counts)
 
     @property
     def counts_by_partition(self) -> dict[tuple[str, int], Counter[str]]:

@@ -21,6 +21,7 @@ from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, StreamTimes, aft
 from sluice.operators.aggregation.window_bounds import bounds_of_all
 from sluice.operators.lateness import WindowLateness
 from sluice.plan import AggregationGroup
+from sluice.plan.step_counts import received_by_group
 from sluice.state.model import NO_WINDOW
 from sluice.support.arrays import Indices, Times
 from sluice.values.record_places import Partition
@@ -121,6 +122,9 @@ class Windowing:
         outcome: RecordOutcome,
     ) -> pa.RecordBatch:
         passed = boolean_mask(batch.column(group.passed))
+        received = int(np.count_nonzero(passed))
+        for name in received_by_group(group):
+            results.step_rows[name] += received
         has_key = passed & boolean_mask(batch.column(group.key).is_valid())
         without_key = passed & ~has_key
         outcome.dropped["null_key"] |= without_key

@@ -49,6 +49,7 @@ class Auditor:
             outputs={},
             checksums=checksums,
             states=states,
+            step_rows=collected.step_rows,
         )
         if audit.wrong:
             raise EngineError(

@@ -158,8 +158,9 @@ class SourceIdentity:
             f"Topic {source.topic}, partition {source.partition}, lost records and grew again: at "
             f"offset {offset}, that of the last record that {name} has read, there is now "
             f"{record}. The records from offset {since} to {offset} were replaced: the state and "
-            "the output contain the old records, and the new ones were not read. Possible causes: an unclean leader election, "
-            "or a broker's disk was restored. The published state is unchanged.",
+            "the output contain the old records, and the new ones were not read. Possible causes: "
+            "an unclean leader election, or a broker's disk was restored. The published state is "
+            "unchanged.",
             next_step="Either stop running the pipeline, which leaves the state unchanged; or "
             "restore the topic; or rebuild the state from the topics' current records: sluice "
             f"rebuild {name} --from-topics. The rebuild reads the new records, and writes no "

@@ -133,6 +133,8 @@ class StageOutput:
     """The results of a stage's operators. A result has the position of the row that caused it."""
 
     counts: Counter[str] = field(default_factory=Counter)
+    results: Counter[int] = field(default_factory=Counter)
+    """Operator → the number of its results that were taken so far, without old values."""
     by_partition: dict[tuple[int, int], Counter[str]] = field(default_factory=dict)
     """Source and partition → the counts of its records."""
     operator: StageOperator | None = None
@@ -524,13 +526,22 @@ class StageOutput:
         """
         batches, self._batches = self._batches, []
         for batch in batches:
+            self._count_results(batch)
             # Later tasks copy the rows several times, so pass only few rows at once.
             for begin in range(0, batch.num_rows, _MANY_ROWS):
                 yield batch.slice(begin, _MANY_ROWS)
         if self._rows:
             taken, self._rows = self._rows, []
             batch = self._batch(taken)
-            yield self._without_replaced(batch) if self.only_stored else batch
+            if self.only_stored:
+                batch = self._without_replaced(batch)
+            self._count_results(batch)
+            yield batch
+
+    def _count_results(self, batch: pa.RecordBatch) -> None:
+        is_result = pc.and_(batch.column("emitted"), pc.invert(batch.column("old")))
+        for counted in pc.value_counts(batch.column("target").filter(is_result)).to_pylist():
+            self.results[counted["values"]] += counted["counts"]
 
     def _batch(self, taken: list[tuple[Any, ...]]) -> pa.RecordBatch:
         count = len(taken)

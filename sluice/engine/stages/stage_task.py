@@ -34,6 +34,7 @@ from sluice.engine.stages.stage_output import StageOperator, StageOutput
 from sluice.engine.stages.timeline import Timeline
 from sluice.operators.base import LEFT, Row
 from sluice.plan import Edge
+from sluice.plan.step_counts import received_by_side, results_name
 from sluice.state.shard.operator_states import State
 from sluice.support.arrays import columns_named
 from sluice.support.memory import release_memory_after_rows
@@ -68,7 +69,11 @@ class Stage(TaskOfBatch):
         """
         start = task.start
         before = self.stream_times.before(start)
-        received = StageRows([operator.number for operator in self.operators], self.sharing)
+        received = StageRows(
+            [operator.number for operator in self.operators],
+            self.sharing,
+            {operator.number: received_by_side(operator.plan) for operator in self.operators},
+        )
         for batch in batches:
             if batch.num_rows:
                 yield from received.add(batch)
@@ -110,9 +115,22 @@ class Stage(TaskOfBatch):
             timers = run.timers_after()
         stats = self._stats(run, timelines, timers)
         stats.row_bytes = {f"stage-{self.number}": row_bytes}
+        stats.step_rows = dict(received.counts) | self._results(run.output)
         part = f"stage-{self.number}-{worker:05}"
         self.side_outputs.add_stats(part, stats)
         self.side_outputs.add_undecided(part, run.output.passed_over.reports())
+
+    def _results(self, output: StageOutput) -> dict[str, int]:
+        """Return the numbers of results, by the names of their counts."""
+        counts: dict[str, int] = {}
+        for operator in self.operators:
+            name = results_name(operator.plan)
+            # A listener may read the operator's states in place of its results, and of results that
+            # go only to the operator's store, some are left out.
+            is_partial = operator.has_listeners or operator.number in self.only_stored
+            if name is not None and not is_partial:
+                counts[name] = output.results[operator.number]
+        return counts
 
     def _stats(
         self,
@@ -154,10 +172,18 @@ class StageRows:
         self,
         operators: Collection[int],
         sharing: Mapping[int, tuple[Edge, ...]] = MappingProxyType({}),
+        counted: Mapping[int, Mapping[int, str]] = MappingProxyType({}),
     ) -> None:
+        """Create empty rows.
+
+        `counted`: operator → its sides whose rows are counted, with the names of the counts.
+        """
         self._numbers = frozenset(operators)
         self._operators = pa.array(operators, pa.int32())
         self._sharing = sharing
+        self._counted = counted
+        self.counts: Counter[str] = Counter()
+        """The numbers of received rows."""
         self.by_target: dict[int, list[dict[str, pa.Array]]] = {}
         """Operator → the columns of its rows in each batch."""
         self.reports: dict[int, list[bytes]] = {}
@@ -209,6 +235,8 @@ class StageRows:
         if rows.num_rows:
             columns = columns_named(rows, OPERATOR_COLUMNS)
             self.by_target.setdefault(target, []).append(columns)
+            for side, name in self._counted.get(target, {}).items():
+                self.counts[name] += pc.sum(pc.equal(rows.column("side"), side)).as_py()
 
 
 def _shared_rows(rows: pa.RecordBatch, edge: Edge) -> pa.RecordBatch:

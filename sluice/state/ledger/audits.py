@@ -18,7 +18,7 @@ from sluice.state.model import GenerationRef, OfGeneration
 from sluice.state.shard.checksums import NO_CHECKSUM
 from sluice.state.shard.shard import Checksums
 
-_JSON_COLUMNS = ("sources", "outputs", "checksums", "states", "phases")
+_JSON_COLUMNS = ("sources", "outputs", "checksums", "states", "phases", "step_rows")
 
 
 class SourceAudit(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +103,10 @@ class Audit(OfGeneration, frozen=True, kw_only=True):
     `start`, until Spark has planned the batch; `state`, until the records are processed and all
     shards are written; `audit`; and `output`. A replayed batch has no `start`, and a batch that was
     copied from another generation has no phases."""
+    step_rows: dict[str, int] = msgspec.field(default_factory=dict)
+    """`received/STEP/INPUT` → the number of rows that a step got from its input with this index,
+    and `results/STEP` → the number of rows that the step passed on. Steps whose rows cannot be
+    counted exactly have no counts; nor have batches of earlier versions."""
 
     @property
     def is_written(self) -> bool:
@@ -221,7 +225,7 @@ def audit_row(audit: Audit) -> dict[str, Any]:
 
 
 def _audit(row: RowMapping) -> Audit:
-    texts = decode_columns(row, ("outputs", "checksums", "states", "phases"))
+    texts = decode_columns(row, _JSON_COLUMNS[1:])
     texts["sources"] = msgspec.json.decode(row["sources"], type=tuple[SourceAudit, ...])
     return Audit(**(dict(row) | texts))
 

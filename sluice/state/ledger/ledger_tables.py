@@ -282,6 +282,13 @@ AUDITS = Table(
         server_default="{}",
         comment="JSON object: phase to its duration in ms",
     ),
+    Column(
+        "step_rows",
+        Text,
+        nullable=False,
+        server_default="{}",
+        comment="JSON object: steps' inputs and results to the number of their rows",
+    ),
 )
 
 HISTORY = Table(

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from typer.models import CommandInfo
 from typer.testing import CliRunner
 
 from sluice.answers import Run
@@ -14,12 +15,30 @@ from sluice.commands.cli import app
 from sluice.commands.pipeline_submission import action_of
 from sluice.settings import settings
 from sluice.state.ledger import activities
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.placement import Placement
 from tests.support.api_client import Api, User
+from tests.support.installation import Installation, settings_of
 from tests.support.states import States, ledger_url
 
 pytestmark = pytest.mark.unit
 
 PATH = "/v1/pipelines/orders/activity"
+NOTED = {
+    "backup", "restore", "import-state", "move", "pause", "resume", "recover", "rename", "retire",
+    "run", "rebuild", "repartition", "deploy", "generations replay", "generations promote",
+    "generations drop", "dead-letters redrive", "topics accept",
+    "standby add", "standby refresh", "standby promote", "standby remove",
+    # With the pipeline, its activities are removed. Only a former name that is removed is noted.
+    "remove",
+}  # fmt: skip
+CHANGE_NO_STATE = {
+    "audit", "check", "constraints", "demo", "describe", "explain", "init", "serve", "status",
+    "warm", "workers", "dead-letters list", "generations list", "topics create", "topics read",
+    "topics write",
+}  # fmt: skip
+CHANGE_NO_PIPELINE = {"kafka", "libraries", "observe", "produce", "query", "schema"}
+"""Groups of commands."""
 
 
 @pytest.fixture
@@ -94,6 +113,61 @@ def test_commands_note_the_user_of_the_machine(
         ("eve", "resume", ""),
         ("eve", "pause", "a test"),
     ]
+
+
+def test_a_backup_and_its_restoration_are_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = Installation(settings_of(tmp_path / "old"))
+    old.publish()
+    new, folder = tmp_path / "new", tmp_path / "backup"
+    monkeypatch.setenv("SLUICE_USER", "eve")
+    for home, command in ((tmp_path / "old", "backup"), (new, "restore")):
+        monkeypatch.setenv("SLUICE_HOME", str(home))
+        monkeypatch.setenv("SLUICE_LEDGER", settings_of(home).ledger)
+        monkeypatch.setenv("SLUICE_SHARDS", settings_of(home).shards)
+        settings.cache_clear()
+        result = CliRunner().invoke(app, [command, str(folder)])
+        assert result.exit_code == 0, result.output
+    (backed_up,) = old.ledger.activities.of(old.states.pipeline, 10)
+    assert (backed_up.by, backed_up.action) == ("eve", "back up")
+    assert backed_up.detail == f"snapshot 1.1 to {folder}"
+    with Ledger.open(settings_of(new).ledger) as ledger:
+        (restored,) = ledger.activities.of(old.states.pipeline, 10)
+    assert (restored.by, restored.action) == ("eve", "restore")
+    assert restored.detail.startswith("snapshot 1.1 from the backup of 20")
+
+
+def test_a_standby_that_is_removed_is_noted(
+    states: States, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states.publish({"a": "1"})
+    states.ledger.standbys.add(Placement("orders", 1, "standby", 7070))
+    monkeypatch.setenv("SLUICE_LEDGER", ledger_url(states.database))
+    monkeypatch.setenv("SLUICE_USER", "eve")
+    settings.cache_clear()
+    result = CliRunner().invoke(app, ["standby", "remove", "orders", "1"])
+    assert result.exit_code == 0, result.output
+    (noted,) = states.ledger.activities.of("orders", 10)
+    assert (noted.action, noted.detail) == ("remove standby", "of worker 1 at standby:7070")
+
+
+def test_every_command_either_notes_an_activity_or_changes_no_pipeline() -> None:
+    commands: set[str] = set()
+    for command in app.registered_commands:
+        commands.add(name_of(command))
+    for group in app.registered_groups:
+        assert group.typer_instance is not None
+        if group.name in CHANGE_NO_PIPELINE:
+            continue
+        for command in group.typer_instance.registered_commands:
+            commands.add(f"{group.name} {name_of(command)}")
+    assert commands == {*NOTED, *CHANGE_NO_STATE}
+
+
+def name_of(command: CommandInfo) -> str:
+    assert command.callback is not None
+    return command.name or command.callback.__name__.replace("_", "-")
 
 
 def test_an_action_that_is_done_does_not_fail_because_the_ledger_is_away(

@@ -19,7 +19,7 @@ from sluice.engine.batch.dead_letters import (
     shorten_dead_letters,
 )
 from sluice.engine.batch.record_headers import header
-from sluice.kafka.dead_letter_topic import DeadLetter
+from sluice.kafka.dead_letter_topic import DeadLetter, DeadLetterFilter
 from sluice.kafka.redrive import _milliseconds
 from sluice.kafka.topics import Headers, headers_of, headers_of_each, text_headers
 from sluice.values.dead_letter_headers import PREFIX, escaped, original, streams_headers
@@ -231,3 +231,25 @@ def test_a_large_dead_letter_first_loses_the_headers_of_kafka_streams() -> None:
     assert shorten_dead_letters(table, 2_000).to_pylist() == [row]
     (short,) = shorten_dead_letters(table, 1_000).to_pylist()
     assert short == row | {"headers": [own, *of_sluice]}
+
+
+@pytest.mark.parametrize(
+    ("key", "received", "chosen", "matches"),
+    [
+        (b"a", "", "a", True),
+        (b"a", "", "b", False),
+        (b"a", "shop", "shop", True),
+        (b"a", "shop", "a", True),
+        (None, "", "a", False),
+        (b"", "", "", True),
+        (None, "", "", False),
+        ("ü".encode(), "", "ü", True),
+    ],
+)
+def test_dead_letters_are_found_by_the_key_of_the_record_or_of_the_step(
+    key: bytes | None, received: str, chosen: str, matches: bool
+) -> None:
+    own = {f"{PREFIX}key": received} if received else {}
+    letter = DeadLetter(0, 0, NOON, key, b"x", [], own, 1)
+    assert DeadLetterFilter(key=chosen).matches(letter) is matches
+    assert DeadLetterFilter().matches(letter)

@@ -28,6 +28,7 @@ COUNTS = {
     "failed/double": 4,
     "dead_letter/contract": 3, "output/out": 50, "output/orders_dead_letters": 3, "rows": 40,
 }  # fmt: skip
+STEP_ROWS = {"received/join-3/0": 90, "received/join-3/1": 7, "results/join-3": 30}
 
 
 def publish(states: States, batch: int, *, phases: dict[str, int], read: int = 100) -> None:
@@ -38,7 +39,9 @@ def publish(states: States, batch: int, *, phases: dict[str, int], read: int = 1
     )
     assert lease is not None
     sources = SourceAudit(topic="orders", partition=0, start=0, end=read, read=read, applied=100)
-    audit = msgspec.structs.replace(make_audit(batch, lease.epoch, sources), phases=phases)
+    audit = msgspec.structs.replace(
+        make_audit(batch, lease.epoch, sources), phases=phases, step_rows=STEP_ROWS
+    )
     history = Batch(number=batch, begun=0, partitions={"orders": 1}, ends={"orders": {"0": read}})
     snapshot = make_snapshot(
         batch, counts=COUNTS, run="orders/manual__2026-11-21T12:00:00+00:00/totals"
@@ -75,12 +78,23 @@ def test_a_batch_with_its_counts_durations_and_log(api: Api, states: States) -> 
         "dead_letters": {"contract": 3},
         "read": {"orders": 100},
         "written": {"out": 50, "orders_dead_letters": 3},
+        "received": {"join-3/0": 90, "join-3/1": 7},
+        "results": {"join-3": 30},
         "rows": 40,
         "run": "orders/manual__2026-11-21T12:00:00+00:00/totals",
         "log": "/airflow/dags/orders/runs/manual__2026-11-21T12%3A00%3A00%2B00%3A00/tasks/totals",
         "wrong": [],
         "newest_event": "2022-12-05T08:55:27Z",
     }
+
+
+def test_the_rows_of_steps_are_added_up_over_a_time(api: Api, states: States) -> None:
+    publish(states, 0, phases={})
+    publish(states, 1, phases={})
+    noon = {"since": "2026-11-21T11:00", "until": "2026-11-21T13:00"}
+    past = api.get("/v1/pipelines/orders/history", **noon)
+    assert past["received"] == {"join-3/0": 180, "join-3/1": 14}
+    assert past["results"] == {"join-3": 60}
 
 
 def test_a_batch_that_a_rebuild_repeated_has_no_duration(api: Api, states: States) -> None:

@@ -4,7 +4,21 @@ import { airflow, part, post } from "./api.js";
 import { confirm } from "./confirm.js";
 import { airflowLink, button, element, report } from "./dom.js";
 
-// Action → the text of its button, and the dialog's title, explanation and fields.
+const DAY_MS = 86_400_000;
+
+// Times at which a replay often begins. A server takes times without a zone for UTC.
+function startsOfDays() {
+  const start = (daysAgo) => new Date(Date.now() - daysAgo * DAY_MS).toISOString().slice(0, 10);
+  return [
+    { label: "Today, 00:00 UTC", text: `${start(0)}T00:00:00` },
+    { label: "Yesterday, 00:00 UTC", text: `${start(1)}T00:00:00` },
+    { label: "A week ago", text: `${start(7)}T00:00:00` },
+    { label: "The beginning", text: "beginning" },
+  ];
+}
+
+// Action → the text of its button, and the dialog's title, explanation and fields. When the dialog
+// opens, `offers` makes texts to choose from.
 const ACTIONS = {
   run: {
     button: "Run now",
@@ -17,10 +31,14 @@ const ACTIONS = {
     text:
       "The state is built again from the topics, in a generation beside the current one. " +
       "Queries read the current one until you promote the new one. To replay a part, enter a " +
-      "time such as 2026-11-21T08:00:00 (UTC) or offsets such as orders/0/1200,orders/1/980. " +
-      "From can also be beginning.",
+      "time such as 2026-11-21T08:00:00 (UTC) or offsets such as orders/0/1200,orders/1/980.",
     fields: [
-      { name: "from", label: "From", note: "where the current generation began" },
+      {
+        name: "from",
+        label: "From",
+        note: "where the current generation began",
+        offers: startsOfDays,
+      },
       { name: "until", label: "Until", note: "the newest snapshot" },
     ],
   },
@@ -82,7 +100,8 @@ export function headingActions(context) {
 }
 
 async function start({ name, overview, refresh }, action) {
-  const { title, text, fields } = ACTIONS[action];
+  const { title, text } = ACTIONS[action];
+  const fields = ACTIONS[action].fields?.map((field) => ({ ...field, offers: field.offers?.() }));
   const waits = isRunning(overview)
     ? " A run is in progress. The new run begins when it has ended."
     : "";

@@ -58,6 +58,10 @@ function exact(text) {
   });
 }
 
+// A number that keeps its digits; see `getExact`.
+export const isExact = (data) => data instanceof Exact;
+export const isNumber = (data) => typeof data === "number" || isExact(data);
+
 class Exact {
   constructor(source) {
     this.source = source;

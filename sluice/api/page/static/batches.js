@@ -37,11 +37,13 @@ const COLUMNS = [
   { title: "Run", cell: (batch) => (batch.log ? airflowLink(batch.log, "log") : "–") },
 ];
 
-export function batchList(batches, { isOpen = false } = {}) {
+const NEWEST = "Newest batches with their audits";
+
+export function batchList(batches, { isOpen = false, title = NEWEST } = {}) {
   return element(
     "details",
     { class: "card", open: isOpen },
-    element("summary", {}, "Newest batches with their audits"),
+    element("summary", {}, title),
     table(COLUMNS, batches, { label: "Batches", empty: "Nothing has been published yet." }),
   );
 }

@@ -89,7 +89,8 @@ function draw(uPlot, place, width, times, series, { period, format, bars, marks,
       points: { size: 6 },
     },
     scales: {
-      x: { time: true, range: [period.from, period.to] },
+      // uPlot puts the labels of a time with a fraction of a millisecond at the wrong second.
+      x: { time: true, range: [Math.round(period.from), Math.round(period.to)] },
       y: { range: (_, _low, high) => [0, high > 0 ? high * 1.08 : 1] },
     },
     axes: axes(colour, format),

@@ -3,8 +3,8 @@
 import { button, element } from "./dom.js";
 
 // Calls `send` with the fields' texts by name, and resolves to its result, or to null if the dialog
-// is cancelled. A field has a name, a label and a note. If the server rejects a text, the dialog
-// stays open. `text` may be nodes.
+// is cancelled. A field has a name, a label, a note, and optionally `offers`: [{ label, text }] to
+// choose from. If the server rejects a text, the dialog stays open. `text` may be nodes.
 export function confirm(title, text, action, { fields = [], send = async () => true } = {}) {
   return new Promise((resolve, reject) => {
     const inputs = fields.map(inputOf);
@@ -37,7 +37,7 @@ export function confirm(title, text, action, { fields = [], send = async () => t
         { method: "dialog", onsubmit: accept },
         element("h2", { id: "dialog-title" }, title),
         element(typeof text === "string" ? "p" : "div", {}, text),
-        inputs.map(({ label, input }) => element("label", { class: "field" }, label, " ", input)),
+        inputs.map(fieldOf),
         error,
         element(
           "div",
@@ -52,9 +52,21 @@ export function confirm(title, text, action, { fields = [], send = async () => t
   });
 }
 
-function inputOf({ name, label, note }) {
+function inputOf({ name, label, note, offers = [] }) {
   const attributes = { name, placeholder: note, "aria-describedby": "dialog-error" };
-  return { name, label, input: element("input", attributes) };
+  return { name, label, offers, input: element("input", attributes) };
+}
+
+function fieldOf({ label, offers, input }) {
+  const choose = (text) => {
+    input.value = text;
+    input.focus();
+  };
+  const buttons = offers.map(({ label: offer, text }) => button(offer, () => choose(text)));
+  return [
+    element("label", { class: "field" }, label, " ", input),
+    buttons.length > 0 && element("div", { class: "offers" }, buttons),
+  ];
 }
 
 function textsOf(inputs) {

@@ -25,18 +25,20 @@ async function show({ name, overview, search, refresh, hash }) {
   const path = `/pipelines/${part(name)}/dead_letters`;
   const since = sinceOf(given);
   // This answer is for the groups and their examples, so a single letter is enough.
-  const answer = await get(path, { since, limit: 1 });
+  const answer = await get(path, { since, key: given.key, limit: 1 });
+  const ofKey = given.key === undefined ? {} : { key: given.key };
   const context = {
     path,
     own: `${hash}/dead-letters`,
     given,
     mayEdit: overview.may_edit,
     contracts: answer.contracts,
-    send: (chosen, what) => redrive(name, path, { ...chosen, since }, what, refresh),
+    send: (chosen, what) => redrive(name, path, { ...chosen, ...ofKey, since }, what, refresh),
   };
   const isOpen = given.reason !== undefined || given.step !== undefined;
   return [
     times(context, answer),
+    keyForm(context),
     answer.groups.length ? groups(answer.groups, context) : none(context),
     isOpen && opened(context, await lettersOf(path, given, since)),
   ];
@@ -47,15 +49,36 @@ function sinceOf(given) {
   return given.since || new Date(Date.now() - DAY_MS).toISOString();
 }
 
-function none({ own, given }) {
-  if (given.since === "all") return card("None", element("p", {}, "There are no dead letters."));
-  const all = link(`${own}${query({ since: "all" })}`, "Show all");
-  return card("None", element("p", {}, "There were none in this time. ", all));
+// Finds the dead letters of a key: its missing records may be among them.
+function keyForm({ own, given }) {
+  const label = "Key of the record";
+  const value = given.key ?? "";
+  const input = element("input", {
+    type: "search",
+    placeholder: label,
+    "aria-label": label,
+    value,
+  });
+  const onsubmit = (event) => {
+    event.preventDefault();
+    document.activeElement?.blur();
+    location.hash = own + query({ since: given.since, key: input.value });
+  };
+  const attributes = { class: "choices", role: "search", onsubmit };
+  return element("form", attributes, input, element("button", {}, "Find"));
 }
 
-async function lettersOf(path, { reason, partition, step, most }, since) {
+function none({ own, given }) {
+  const ofKey = given.key === undefined ? "" : ` with the key ${given.key}`;
+  if (given.since === "all")
+    return card("None", element("p", {}, `There are no dead letters${ofKey}.`));
+  const all = link(`${own}${query({ since: "all", key: given.key })}`, "Show all");
+  return card("None", element("p", {}, `There were none${ofKey} in this time. `, all));
+}
+
+async function lettersOf(path, { reason, partition, step, key, most }, since) {
   const limit = most ? MOST_LETTERS : SHOWN_LETTERS;
-  const text = query({ reason, partition, since, limit });
+  const text = query({ reason, partition, key, since, limit });
   // An empty step is a choice, too, so it must stay in the query.
   const answer = await get(path + text + (step === undefined ? "" : `&step=${part(step)}`));
   return answer.dead_letters;
@@ -111,8 +134,9 @@ function groups(all, context) {
 }
 
 function pathOf({ reason, step }, { own, given }) {
-  const since = given.since ? { since: given.since } : {};
-  return `${own}?${new URLSearchParams({ ...since, reason, step })}`;
+  const same = {};
+  for (const name of ["since", "key"]) if (given[name]) same[name] = given[name];
+  return `${own}?${new URLSearchParams({ ...same, reason, step })}`;
 }
 
 function reasonOf(group, context) {

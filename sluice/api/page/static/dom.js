@@ -43,7 +43,7 @@ export function card(title, ...content) {
 }
 
 // A table whose rows become cards on narrow screens. `columns`: { title, cell: (row) => content,
-// number, sort }.
+// number, sort, wide }. A `wide` cell is as wide as its card, and has its title above it.
 export function table(columns, rows, { label, empty = "Nothing yet.", sorting = null } = {}) {
   if (!rows.length) return element("p", { class: "quiet" }, empty);
   const head = columns.map((column) => heading(column, sorting));
@@ -55,8 +55,13 @@ export function table(columns, rows, { label, empty = "Nothing yet.", sorting = 
   );
 }
 
+function classOf({ number, wide }) {
+  if (number) return "number";
+  return wide ? "wide" : null;
+}
+
 function heading(column, sorting) {
-  const attributes = { scope: "col", class: column.number ? "number" : null };
+  const attributes = { scope: "col", class: classOf(column) };
   if (!sorting || !column.sort) return element("th", attributes, column.title);
   let text = column.title;
   if (sorting.by === column.title) {
@@ -71,7 +76,7 @@ function line(columns, row) {
   const cells = columns.map((column, index) => {
     const attributes = {
       scope: index ? null : "row",
-      class: column.number ? "number" : null,
+      class: classOf(column),
       "data-label": column.title,
     };
     return element(index ? "td" : "th", attributes, element("div", {}, column.cell(row)));

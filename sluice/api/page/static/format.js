@@ -32,6 +32,7 @@ const UNITS = [
 // 0.25 → 250 ms; 15 → 15 s; 3600 → 1 h; 5400 → 1 h 30 min: the two largest units, without zeros.
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
+  if (seconds === 0) return "0 s";
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
   if (seconds < 10) return `${Math.round(seconds * 10) / 10} s`;
   const parts = [];

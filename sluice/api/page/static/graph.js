@@ -88,12 +88,11 @@ function tip() {
 }
 
 function arrow(graph, edge, { flows }) {
-  const { path, middle } = route(graph, edge);
+  const { path, count } = route(graph, edge);
   const line = svg("path", { class: "arrow", d: path, "marker-end": "url(#graph-tip)" });
   const flow = flows.get(`${edge.v} ${edge.w}`);
   if (!flow) return line;
-  const [x, y] = middle;
-  const place = { class: "flow", x, y: y - 4, "text-anchor": "middle" };
+  const place = { class: "flow", x: count.x, y: count.y, "text-anchor": count.anchor };
   return [line, svg("text", place, svg("title", {}, flow.title), flow.text)];
 }
 

@@ -54,8 +54,8 @@ export function best(nodes, dagre, width, height) {
   return scaleOf(down) > scaleOf(across) * 1.1 ? down : across;
 }
 
-// The path of an edge, and the middle of its last bend. Between the ranks of its two nodes, the
-// layout has kept a lane free: the path crosses each of these ranks straight, and bends only
+// The path of an edge, and the place of its count. Between the ranks of its two nodes, the layout
+// has kept a lane free: the path crosses each of these ranks straight, and bends only
 // between ranks. A place is [along, side]: along the direction of the drawing, and across it.
 export function route(graph, { v, w }) {
   const isAcross = graph.graph().rankdir === "LR";
@@ -78,8 +78,16 @@ export function route(graph, { v, w }) {
   const [along, side] = places.at(-1);
   const entry = [rankAt(to).low, end];
   places.push(entry, [to - depthOf(target) / 2, end]);
+  const path = pathThrough(places, isAcross);
+  // The count of a node's only edge is before the node, where no other edge is. If several edges
+  // lead to a node, their counts are in the middles of their last bends.
+  const isOnly = graph.inEdges(w).length === 1;
+  const [x, y] = isAcross ? [target.x - target.width / 2, target.y] : [target.x, target.y];
+  if (isOnly && isAcross) return { path, count: { x: x - 9, y: y - 4, anchor: "end" } };
+  if (isOnly) return { path, count: { x: x + 5, y: y - target.height / 2 - 12, anchor: "start" } };
   const middle = [(along + entry[0]) / 2, (side + entry[1]) / 2];
-  return { path: pathThrough(places, isAcross), middle: isAcross ? middle : middle.reverse() };
+  const [middleX, middleY] = isAcross ? middle : middle.toReversed();
+  return { path, count: { x: middleX, y: middleY - 4, anchor: "middle" } };
 }
 
 // Where each rank of nodes begins and ends, by the centre of its nodes.

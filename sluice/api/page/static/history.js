@@ -49,7 +49,7 @@ export function historyCharts(uPlot, past, { count, period, samples, marks, sele
     ),
     chart("Late and rejected records", named(columns, rejected), {
       bars: true,
-      empty: "No late or rejected record in this time.",
+      empty: "No late or rejected records in this time.",
     }),
     chart(
       "State rows written",

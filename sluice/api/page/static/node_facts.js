@@ -25,14 +25,24 @@ export function nodeFacts(context, node, nodes, past) {
 
 const fact = (term, value) => value && [element("dt", {}, term), element("dd", {}, value)];
 
-// The number of records read from a topic, or written to a topic or table, and the rate.
+// The number of records read from a topic, written to a topic or table, or received by a step, and
+// the rate.
 function recordsOf(node, { period }, past) {
-  const what = { source: "read", sink: "written" }[node.kind];
-  const count = what && sums(past, what).get(node.name);
+  const what = { source: "read", sink: "written" }[node.kind] ?? "received";
+  const count = what === "received" ? receivedBy(node, past) : sums(past, what).get(node.name);
   if (!count) return null;
   const rate = (count * 1000) / (period.to - period.from);
   const perSecond = rate < 0.1 ? "less than 0.1" : short(rate);
-  return `${number(count)} ${what} ${period.text}, ${perSecond} per second on average`;
+  const passedOn = node.kind === "step" && past.results?.[node.name];
+  const results = passedOn ? `; ${number(passedOn)} passed on` : "";
+  return `${number(count)} ${what} ${period.text}, ${perSecond} per second on average${results}`;
+}
+
+// The rows that a step received; null unless those of all of its inputs are counted.
+function receivedBy({ name, inputs }, { received = {} }) {
+  const counts = inputs.map((_, index) => received[`${name}/${index}`]);
+  if (!counts.every(Boolean)) return null;
+  return counts.reduce((sum, count) => sum + count, 0);
 }
 
 function unreadOf(overview, topic) {

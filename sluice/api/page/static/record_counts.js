@@ -1,11 +1,12 @@
 // The numbers of records in a period, at the edges and nodes of a topology. They come from the
 // batches' audits. An edge or a node that the audits do not count shows no number.
 
-import { number, short } from "./format.js";
+import { counted, number, short } from "./format.js";
 import { sums } from "./past.js";
 
 // "from to" → the text on an edge, and its title. Records are counted when they are read from a
-// topic, and when they are written to a topic or a table.
+// topic, when they reach a step with a state, when they leave it, and when they are written to a
+// topic or a table.
 export function flowsOf(nodes, past) {
   const [read, written] = [sums(past, "read"), sums(past, "written")];
   const byNumber = new Map(nodes.map((node) => [node.number, node]));
@@ -20,12 +21,31 @@ export function flowsOf(nodes, past) {
       // If several edges lead to a topic, only their sum is known.
       else if (node.kind === "sink" && writers.get(node.name) === 1 && written.has(node.name))
         flows.set(edge, flow(written.get(node.name), "written"));
+      else {
+        const between = flowBetween(source, node, past);
+        if (between) flows.set(edge, between);
+      }
     }
   }
   return flows;
 }
 
-const flow = (count, what) => ({ text: short(count), title: `${number(count)} records ${what}` });
+// The rows between two steps: those that reached the second one, or else all that the first one
+// passed on.
+function flowBetween(source, node, { received = {}, results = {} }) {
+  const index = node.inputs.indexOf(source?.number);
+  // A step that takes the same rows twice has two counts, but one edge.
+  if (index !== node.inputs.lastIndexOf(source?.number)) return null;
+  // A topic and a store can have the same name, but only steps are counted under their names.
+  const reached = node.kind !== "sink" && received[`${node.name}/${index}`];
+  if (reached) return flow(reached, "received");
+  const passed = source?.kind !== "source" && results[source?.name];
+  return passed ? flow(passed, "passed on") : null;
+}
+
+function flow(count, what) {
+  return { text: short(count), title: `${counted(count, "record")} ${what}` };
+}
 
 // Topic or table → the number of edges that lead to it.
 function writersOf(nodes) {

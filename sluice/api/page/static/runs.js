@@ -1,6 +1,7 @@
 // The runs of a pipeline, and how each spent its time, from its request to its last batch.
 
 import { get, optional, part, query } from "./api.js";
+import { attemptsCard, outcomeBadge } from "./attempts.js";
 import { batchList } from "./batches.js";
 import { airflowLink, badge, card, element, link, svg, table } from "./dom.js";
 import { bytes, counted, duration, number, time } from "./format.js";
@@ -31,25 +32,38 @@ export const runsTab = tabView("runs", (context) =>
 // A run of Airflow with its batches; its page in Airflow links here.
 async function oneRun({ name, overview, hash, search }) {
   const path = `/pipelines/${part(name)}`;
-  const id = search.get("run");
   const inAirflow = await optional(get(`${path}/runs`, { limit: MOST_RUNS }));
-  const run = inAirflow.find((each) => each.run === id);
+  const run = runNamed(search.get("run"), inAirflow);
   const back = element("p", {}, link(`${hash}/runs`, "All runs"));
   if (!run) {
     const text = `It is not among the newest ${MOST_RUNS} runs in Airflow.`;
-    return [back, card(`Run ${id}`, element("p", {}, text))];
+    return [back, card(`Run ${search.get("run")}`, element("p", {}, text))];
   }
+  const id = run.run;
   const since = run.queued_at ?? run.started_at;
   const limit = MOST_BATCHES;
-  const batches = overview.snapshot ? await get(`${path}/batches`, { limit, since }) : [];
+  const until = new Date().toISOString();
+  const [batches, finished] = await Promise.all([
+    overview.snapshot ? get(`${path}/batches`, { limit, since }) : [],
+    optional(get(`${path}/finished-runs`, { since, until, limit: MOST_RUNS })),
+  ]);
   const own = batches.filter((batch) => nameOf(batch) === id);
-  const shown = { ...fromAirflow(run, own), attempts: [] };
-  const columns = columnsOf(shown.ended - shown.begun, hash);
+  const costs = finished.filter((attempt) => nameOf(attempt) === id).reverse();
+  const shown = { ...fromAirflow(run, own), attempts: costs };
+  const columns = columnsOf(shown.ended - shown.begun);
   return [
     back,
     element("section", { class: "card" }, legend(), table(columns, [shown], { label: "Run" })),
-    batchList(own, { isOpen: true }),
+    attemptsCard(run, costs),
+    batchList(own, { isOpen: true, title: "Batches of the run, with their audits" }),
   ];
+}
+
+// Airflow 3.1 puts the id of a run into the address as it is, where a plus sign means a space. No
+// id has a space.
+function runNamed(id, runs) {
+  const ids = [id, id.replaceAll(" ", "+")];
+  return runs.find((run) => ids.includes(run.run));
 }
 
 async function allRuns(context) {
@@ -98,17 +112,15 @@ function legend() {
 }
 
 function nameCell({ run, name, log }, hash) {
-  if (run)
-    return [
-      airflowLink(run.log, run.run),
-      " ",
-      link(`${hash}/runs${query({ run: run.run })}`, "batches"),
-    ];
+  if (run) {
+    const batches = link(`${hash}/runs${query({ run: run.run })}`, "batches");
+    return [airflowLink(run.log, run.run), hash && [" ", batches]];
+  }
   return log ? airflowLink(log, name) : "from the command line";
 }
 
 function stateCell({ run, outcome }) {
-  if (outcome) return badge(outcome, outcome === "failed" ? "failed" : "success");
+  if (outcome) return outcomeBadge(outcome);
   if (!run) return badge("published", "success");
   return [
     badge(run.state, run.state),
@@ -125,18 +137,20 @@ function tookCell({ run, begun, ended }) {
 function attemptsCell({ run }) {
   const attempts = run?.attempts ?? [];
   return attempts.map(({ log, number: which, state }) => [
-    airflowLink(log, badge(`${which}: ${state}`, state)),
+    element("span", { class: "short" }, airflowLink(log, badge(`${which}: ${state}`, state))),
     " ",
   ]);
 }
 
-const columnsOf = (longest, hash) => [
+// `hash`: the address of the pipeline, for links to the views of runs.
+const columnsOf = (longest, hash = "") => [
   { title: "Run", cell: (run) => nameCell(run, hash) },
   { title: "State", cell: stateCell },
   { title: "Began", cell: ({ begun }) => time(new Date(begun).toISOString()) },
   { title: "Took", number: true, cell: tookCell },
   {
     title: `Where the time went (the whole width is ${duration(longest / 1000)})`,
+    wide: true,
     cell: (run) => [bar(run, longest), element("small", {}, sentence(run))],
   },
   {

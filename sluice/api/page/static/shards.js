@@ -25,9 +25,12 @@ function generationList(context, generations) {
     { title: "Generation", cell: (generation) => element("code", {}, generation.generation) },
     { title: "State", cell: (generation) => stateOf(generation, current) },
     { title: "Snapshot", cell: snapshotOf },
-    { title: "Topology", cell: topologyOf },
-    { title: "Compare", cell: (generation) => comparison(context.name, current, generation) },
   ];
+  if (generations.length > 1)
+    columns.push(
+      { title: "Topology", cell: topologyOf },
+      { title: "Compare", cell: (generation) => comparison(context.name, current, generation) },
+    );
   const options = { label: "Generations", empty: "Nothing has been published yet." };
   const actions = element("div", { class: "actions" });
   if (generations.some((generation) => isNewer(generation, current)))

@@ -1,15 +1,15 @@
 // A store: search by key, prefix and range, a key's windows as a chart, values as a table, and two
 // snapshots compared.
 
-import { curl, get, getExact, part, query } from "./api.js";
+import { curl, get, getExact, isExact, isNumber, part, query } from "./api.js";
 import { badge, button, card, element, link, table } from "./dom.js";
 import { counted, duration, json, number, time } from "./format.js";
-import { isExact, isObject, pictures } from "./store_pictures.js";
+import { isObject, pictures } from "./store_pictures.js";
 import { fieldNames, kind, storePath, workers } from "./store_words.js";
 
 const FIELDS = [
   ["key", "Key", "exactly this key"],
-  ["prefix", "Prefix", "keys that begin with it"],
+  ["prefix", "Prefix", "begins with this"],
   ["first", "First", "the smallest key"],
   ["last", "Last", "the largest key"],
 ];
@@ -17,7 +17,8 @@ const TIMES = [
   ["from", "From", "2026-11-21T12:00"],
   ["to", "To", "2026-11-21T13:00"],
 ];
-const READ_POINT = ["as_of", "As of", "1.42, run:NAME or a time"];
+const POINT = "A snapshot, such as 1.42, run:NAME for a run's last one, or a time";
+const READ_POINT = ["as_of", "As of", "1.42 or a time", { title: POINT }];
 
 export async function store([pipeline, name], search) {
   const info = (await get("/stores", { pipeline })).find((candidate) => candidate.store === name);
@@ -50,7 +51,7 @@ export async function store([pipeline, name], search) {
         { class: "quiet" },
         "Key: ",
         element("code", {}, info.key),
-        ". Fields: ",
+        ". Value: ",
         fieldNames(info.value),
         ". ",
         info.grace_ms !== null && `Grace ${duration(info.grace_ms / 1000)}. `,
@@ -72,7 +73,7 @@ function form(hash, given, isWindowed) {
   return element(
     "form",
     { class: "card search", role: "search", onsubmit: (event) => submit(event, hash) },
-    fields.map(([name, label, hint]) => input(name, label, hint, given)),
+    fields.map(([name, label, hint, more]) => input(name, label, hint, given, more)),
     element("button", { class: "primary" }, "Search"),
   );
 }
@@ -84,8 +85,8 @@ function compareForm(hash, given, info) {
     "form",
     { class: "card search", "aria-label": title, onsubmit: (event) => submit(event, hash) },
     element("h2", {}, title),
-    input("before", "Before", "1.40, run:NAME or a time", given, { required: true }),
-    input("after", "After", `${newest}, the newest`, given),
+    input("before", "Before", "1.40 or a time", given, { required: true, title: POINT }),
+    input("after", "After", `${newest}, newest`, given, { title: POINT }),
     element("button", {}, "Compare"),
   );
 }
@@ -189,10 +190,15 @@ function values(all, pipeline, name, given) {
   if (objects.length < all.length)
     columns.push({
       title: "Value",
+      number: all.every((entry) => isNumber(entry.value)),
       cell: (entry) => (isObject(entry.value) ? "" : value(entry.value)),
     });
   for (const field of fields)
-    columns.push({ title: field, cell: (entry) => fieldOf(entry.value, field) });
+    columns.push({
+      title: field,
+      number: objects.every((entry) => isNumber(entry.value[field])),
+      cell: (entry) => fieldOf(entry.value, field),
+    });
   return table(columns, all, { label: "Values", empty: "There are no entries." });
 }
 

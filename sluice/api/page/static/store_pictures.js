@@ -1,7 +1,7 @@
 // What a store holds, as a picture: windows over time, sessions on a time axis, the largest values
 // as bars, and a key's values in the last snapshots.
 
-import { get, getExact, part, query } from "./api.js";
+import { get, getExact, isExact, isNumber, part, query } from "./api.js";
 import { pointsChart } from "./charts.js";
 import { badge, card, choices, element, link, svg, table } from "./dom.js";
 import { counted, duration, json, short, time, timeText } from "./format.js";
@@ -14,9 +14,6 @@ const MOST_SNAPSHOTS = 10;
 
 export const isObject = (data) =>
   data !== null && typeof data === "object" && !Array.isArray(data) && !isExact(data);
-// A number that keeps its digits; see `getExact`.
-export const isExact = (data) => data !== null && typeof data === "object" && "source" in data;
-const isNumber = (data) => typeof data === "number" || isExact(data);
 
 // The numbers in a value by field; a value that is a number has the field "value".
 function numbers(value) {
@@ -152,7 +149,9 @@ async function history(info, given) {
   const past = await valuesOf(info, given.key);
   const known = past.filter(({ value }) => value !== undefined);
   const library = await uPlot();
-  const charts = fieldsOf(known.map(({ value }) => value)).map((field) => {
+  // One value is no history.
+  const fields = known.length > 1 ? fieldsOf(known.map(({ value }) => value)) : [];
+  const charts = fields.map((field) => {
     const points = known.map(({ at, value }) => [Date.parse(at), numberIn(value, field) ?? null]);
     const title = `${field} in the last ${counted(past.length, "snapshot")}`;
     return pointsChart(library, title, [{ name: field, points }]);

@@ -21,7 +21,7 @@ const PIPELINE = {
 };
 const KIND = { title: "Kind", cell: (store) => badge(kind(store)) };
 const KEY = { title: "Key", cell: (store) => element("code", {}, store.key) };
-const FIELDS = { title: "Fields", cell: (store) => fieldNames(store.value) };
+const FIELDS = { title: "Value", cell: (store) => fieldNames(store.value) };
 const STATE = [
   { title: "Entries", number: true, cell: (store) => number(store.entries) },
   { title: "Workers", cell: (store) => workers(store.workers) },

@@ -73,6 +73,7 @@ function whatCounts({ overview, period }, past) {
   const batches = counted(past.batches, "batch", "batches");
   return (
     `The numbers count the records of ${which}${batches} ${period.text}: read from topics, ` +
-    "written to topics and tables, and what steps did not use. Edges between steps have no counts. "
+    "passed to and from steps with a state, written to topics and tables, and not used by steps. " +
+    "An edge without a number is not counted. "
   );
 }
