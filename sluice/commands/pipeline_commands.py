@@ -346,7 +346,7 @@ def _linger_ms(text: str) -> int:
 
     Raises SettingsError if the text is not a duration.
     """
-    from sluice.topology.window_definitions import milliseconds
+    from sluice.topology.durations import milliseconds
 
     try:
         return milliseconds(text)

@@ -15,7 +15,7 @@ from sluice.engine.run.shipped_files import modules_archive
 from sluice.errors import EngineError, TopologyError
 from sluice.topology import Pipeline, load_pipeline, load_pipelines, nodes
 from sluice.topology.loading.declared_names import declared_names
-from sluice.topology.loading.pipeline_folders import pipeline_files
+from sluice.topology.loading.pipeline_files import pipeline_files
 from sluice.topology.loading.pipeline_import import load_file
 from sluice.values.pipeline_modules import load_module, modules_beside
 
