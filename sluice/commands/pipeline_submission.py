@@ -27,12 +27,12 @@ def action_of(options: Sequence[str]) -> str:
 def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = None) -> NoReturn:
     """Run a pipeline's driver with these options, and end the command with the driver's status."""
     with errors_as_messages():
-        status = _Submitted(pipeline, master, options, linger_ms).run()
+        status = SubmittedRun(pipeline, master, options, linger_ms).run()
     raise typer.Exit(status)
 
 
 @dataclass
-class _Submitted:
+class SubmittedRun:
     """The run of a pipeline that a command has asked for."""
 
     pipeline: str
