@@ -107,6 +107,10 @@ class JobRun:
                 count, news = self._run(ledger, lease, storage)
             except _OutrankedError as outranked:
                 lease.outrank(outranked.epoch)
+                log.warning(
+                    "the ledger has lost a newer lease, so this lease gets a higher epoch",
+                    epoch=lease.epoch,
+                )
                 continue
             except _RegistryAwayError as found:
                 # A rebuild is repeated by those who have started it.

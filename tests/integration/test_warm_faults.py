@@ -1,0 +1,218 @@
+"""Faults of a warm driver with a real Spark: all other runs go on or start again, exactly."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sluice.local.broker import EmbeddedKafka
+from sluice.settings import settings
+from sluice.warm.client import LOST, NO_DRIVER
+from tests.integration.test_command_line import environment_of
+from tests.integration.warm_fleets import Fleet, Result, warm_fleet
+
+pytestmark = [pytest.mark.integration, pytest.mark.heavy, pytest.mark.timeout(900)]
+
+Started = subprocess.Popen[str]
+AT_ONCE = 5
+OTHER_VERSION = """
+import sys
+import sluice.version
+sluice.version.__version__ = "0.0.1"
+from sluice.commands.cli import app
+app(["run", sys.argv[1]])
+"""
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
+    monkeypatch.setenv("SLUICE_HOME", str(tmp_path))
+    settings.cache_clear()
+    with warm_fleet(tmp_path, kafka, "--at-once", str(AT_ONCE)) as fleet:
+        yield fleet
+    settings.cache_clear()
+
+
+@pytest.fixture
+def alone(fleet: Fleet, fresh_name: Callable[[str], str]) -> Result:
+    """The result of a pipeline that has run alone, in a driver of its own."""
+    name = fresh_name("alone")
+    fleet.add(name)
+    fleet.run(name, SLUICE_WARM="off")
+    return fleet.result(name)
+
+
+def start_waiting(fleet: Fleet, names: Sequence[str], go: Path) -> list[Started]:
+    """Start runs on the warm driver, and wait until each of them has begun its batch.
+
+    They wait for a file before they go on.
+    """
+    begun = [fleet.home / f"{name}.begun" for name in names]
+    for name, file in zip(names, begun, strict=True):
+        waits = f"while not Path({str(go)!r}).exists(): time.sleep(0.05)"
+        fleet.add(name, f"Path({str(file)!r}).touch()\n    {waits}")
+    runs = [fleet.start(name) for name in names]
+    wait_for(begun, runs)
+    return runs
+
+
+def wait_for(files: Sequence[Path], runs: Sequence[Started]) -> None:
+    while not all(file.exists() for file in files):
+        for run in runs:
+            assert run.poll() is None, run.communicate()[0]
+        time.sleep(0.05)
+
+
+def ended(run: Started) -> tuple[int, str]:
+    output, _ = run.communicate(timeout=600)
+    return run.returncode, output
+
+
+@pytest.mark.parametrize("killed", ["keeper", "fork_server"])
+def test_five_runs_whose_driver_is_killed_start_again(
+    fleet: Fleet, fresh_name: Callable[[str], str], alone: Result, killed: str
+) -> None:
+    names = [fresh_name(f"flying{number}") for number in range(AT_ONCE)]
+    go = fleet.home / "go"
+    runs = start_waiting(fleet, names, go)
+    process: psutil.Process = getattr(fleet, killed)
+    process.kill()
+    go.touch()
+    for name, run in zip(names, runs, strict=True):
+        status, output = ended(run)
+        assert (status, LOST in output) == (0, True), output
+        assert fleet.result(name) == alone
+    assert fleet.driver.wait(60) != 0
+
+
+def test_a_pipeline_that_eats_memory_is_killed_before_all_others(
+    fleet: Fleet, fresh_name: Callable[[str], str], alone: Result
+) -> None:
+    eats, other = fresh_name("eats"), fresh_name("other")
+    go, eaten = fleet.home / "go", fleet.home / "eaten"
+    (run_of_other,) = start_waiting(fleet, [other], go)
+    fleet.add(eats, f"eaten = b'x' * 600_000_000; Path({str(eaten)!r}).touch(); time.sleep(600)")
+    run_of_eater = fleet.start(eats)
+    wait_for([eaten], [run_of_other, run_of_eater])
+    # The process that the system ends when its memory is used up.
+    first = max(fleet.processes, key=lambda each: oom_score(each.pid))
+    assert first.memory_info().rss > 600_000_000
+    first.kill()
+    status, output = ended(run_of_eater)
+    assert (status, LOST in output) == (1, False), output
+    go.touch()
+    status, output = ended(run_of_other)
+    assert (status, LOST in output) == (0, False), output
+    assert fleet.result(other) == alone
+    # The pipeline has left neither a lease nor rows.
+    mend(fleet, eats)
+    fleet.run(eats)
+    assert fleet.result(eats) == alone
+
+
+def oom_score(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/oom_score").read_text())
+
+
+def mend(fleet: Fleet, name: str) -> None:
+    file = fleet.home / "pipelines" / f"{name}.py"
+    code = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(line for line in code if "eaten" not in line))
+
+
+def test_a_pipeline_that_hangs_and_one_that_ends_its_process_keep_no_other_from_running(
+    fleet: Fleet, fresh_name: Callable[[str], str], alone: Result
+) -> None:
+    hanging = [fresh_name(f"hangs{number}") for number in range(3)]
+    exits = fresh_name("exits")
+    go = fleet.home / "go"
+    runs = start_waiting(fleet, hanging, go)
+    for status in (0, 7):
+        fleet.add(exits, f"os._exit({status})")
+        assert ended(fleet.start(exits))[0] == 1
+        # The function may end a process of the run at any time, but never the driver.
+        works = fresh_name("works")
+        fleet.add(works)
+        assert LOST not in fleet.run(works)
+        assert fleet.result(works) == alone
+    go.touch()
+    for name, run in zip(hanging, runs, strict=True):
+        assert ended(run)[0] == 0
+        assert fleet.result(name) == alone
+
+
+def test_threads_that_a_pipeline_leaks_end_with_its_run(
+    fleet: Fleet, fresh_name: Callable[[str], str], alone: Result
+) -> None:
+    leaks = fresh_name("leaks")
+    leak = "threading.Thread(target=time.sleep, args=(3_600,), daemon=True).start()"
+    fleet.add(leaks, f"for _ in range(20): {leak}")
+    file = fleet.home / "pipelines" / f"{leaks}.py"
+    imports = "import os, sys, time"
+    at_import = f"{imports}, threading\nfor _ in range(20): {leak}"
+    file.write_text(file.read_text().replace(imports, at_import))
+    # The first run may leave what the driver needs for all later runs.
+    fleet.run(leaks)
+    assert fleet.result(leaks) == alone
+    before = {process.pid for process in fleet.processes}
+    for _ in range(3):
+        fleet.send(leaks)
+        assert LOST not in fleet.run(leaks)
+    assert {process.pid for process in fleet.processes} == before
+    assert fleet.fork_server.num_threads() == 1
+    works = fresh_name("works")
+    fleet.add(works)
+    fleet.run(works)
+    assert fleet.result(works) == alone
+
+
+def test_a_client_of_another_version_starts_a_driver_of_its_own(
+    fleet: Fleet, fresh_name: Callable[[str], str], alone: Result
+) -> None:
+    name = fresh_name("version")
+    fleet.add(name)
+    output = subprocess.check_output(
+        [sys.executable, "-c", OTHER_VERSION, name],
+        env=environment_of(fleet.home, fleet.kafka) | {"SLUICE_WARM": "use"},
+        cwd=fleet.home,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert NO_DRIVER in output
+    assert fleet.result(name) == alone
+    # The driver still takes runs of its own version.
+    fleet.send(name)
+    assert NO_DRIVER not in fleet.run(name)
+    assert fleet.read(name) == 20
+
+
+def test_a_driver_that_was_stopped_publishes_nothing_after_its_lease_was_taken_over(
+    fleet: Fleet, fresh_name: Callable[[str], str], alone: Result
+) -> None:
+    name, go = fresh_name("zombie"), fleet.home / "go"
+    (zombie,) = start_waiting(fleet, [name], go)
+    stopped = fleet.processes
+    for process in stopped:
+        process.send_signal(signal.SIGSTOP)
+    go.touch()
+    # This run waits until the lease has not been renewed for a while.
+    output = fleet.run(name, SLUICE_WARM="off")
+    assert "lease taken over" in output
+    assert fleet.result(name) == alone
+    for process in stopped:
+        process.send_signal(signal.SIGCONT)
+    status, output = ended(zombie)
+    assert (status, LOST in output) == (1, False), output
+    assert fleet.result(name) == alone
+    # The driver goes on.
+    fleet.send(name)
+    output = fleet.run(name)
+    assert (NO_DRIVER in output, LOST in output) == (False, False)
+    assert fleet.read(name) == 20
