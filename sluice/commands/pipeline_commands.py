@@ -419,5 +419,5 @@ def audit(
     from sluice.observe.audit_report import report
 
     with errors_as_messages():
-        is_complete = report(settings().ledger, pipeline, run, wide, verify=verify)
+        is_complete = report(settings().ledger, pipeline, run, wide.console, verify=verify)
     raise typer.Exit(0 if is_complete else 1)
