@@ -86,7 +86,7 @@ class JvmKeeper:
             server.shutdown()
 
 
-class _SharedConf(SparkConf):
+class SharedConf(SparkConf):
     """The settings of the JVM, for PySpark's context."""
 
     def getAll(self) -> list[tuple[str, str]]:  # noqa: N802 (the name is PySpark's)
@@ -138,7 +138,7 @@ class SharedJvm:
             context = SparkContext(
                 gateway=gateway,
                 jsc=java_context,
-                conf=_SharedConf(_jvm=gateway.jvm, _jconf=java_context.getConf()),
+                conf=SharedConf(_jvm=gateway.jvm, _jconf=java_context.getConf()),
                 environment={**self.of_tasks},
             )
             return set_up(SparkSession(context, session), settings)
