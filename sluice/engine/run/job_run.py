@@ -92,9 +92,13 @@ class JobRun:
         `linger_ms`.
         """
         with Ledger.open(self.settings.ledger) as ledger:
-            self._require_host_of_shards(ledger)
-            with self._lease(ledger) as lease:
-                return self._run_all(ledger, lease)
+            return self.run_with(ledger)
+
+    def run_with(self, ledger: Ledger) -> int:
+        """Do the same as `run` with an open ledger."""
+        self._require_host_of_shards(ledger)
+        with self._lease(ledger) as lease:
+            return self._run_all(ledger, lease)
 
     def _run_all(self, ledger: Ledger, lease: Lease) -> int:
         storage = Storage.of(self.job, lease.ref.generation, self.settings)
