@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -31,23 +32,41 @@ app(["run", sys.argv[1]])
 """
 
 
-@pytest.fixture
-def fleet(tmp_path: Path, kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
-    monkeypatch.setenv("SLUICE_JARS", str(settings().jars))
-    monkeypatch.setenv("SLUICE_HOME", str(tmp_path))
-    settings.cache_clear()
-    with warm_fleet(tmp_path, kafka, "--at-once", str(AT_ONCE)) as fleet:
-        yield fleet
-    settings.cache_clear()
+@pytest.fixture(scope="module")
+def living_fleet(
+    tmp_path_factory: pytest.TempPathFactory, kafka: EmbeddedKafka
+) -> Iterator[Callable[[], Fleet]]:
+    """Return the fleet, after starting another driver if a test has killed the last one."""
+    home = tmp_path_factory.mktemp("faults")
+    fleets: list[Fleet] = []
+    with ExitStack() as stack:
+        variables = stack.enter_context(pytest.MonkeyPatch.context())
+        variables.setenv("SLUICE_JARS", str(settings().jars))
+        variables.setenv("SLUICE_HOME", str(home))
+        settings.cache_clear()
+        stack.callback(settings.cache_clear)
+
+        def living() -> Fleet:
+            if not fleets or fleets[-1].driver.poll() is not None:
+                started = warm_fleet(home, kafka, "--at-once", str(AT_ONCE))
+                fleets.append(stack.enter_context(started))
+            return fleets[-1]
+
+        yield living
 
 
 @pytest.fixture
-def alone(fleet: Fleet, fresh_name: Callable[[str], str]) -> Result:
+def fleet(living_fleet: Callable[[], Fleet]) -> Fleet:
+    return living_fleet()
+
+
+@pytest.fixture(scope="module")
+def alone(living_fleet: Callable[[], Fleet]) -> Result:
     """The result of a pipeline that has run alone, in a driver of its own."""
-    name = fresh_name("alone")
-    fleet.add(name)
-    fleet.run(name, SLUICE_WARM="off")
-    return fleet.result(name)
+    fleet = living_fleet()
+    fleet.add("faults_alone")
+    fleet.run("faults_alone", SLUICE_WARM="off")
+    return fleet.result("faults_alone")
 
 
 def start_waiting(fleet: Fleet, names: Sequence[str], go: Path) -> list[Started]:
@@ -81,7 +100,7 @@ def test_five_runs_whose_driver_is_killed_start_again(
     fleet: Fleet, fresh_name: Callable[[str], str], alone: Result, killed: str
 ) -> None:
     names = [fresh_name(f"flying{number}") for number in range(AT_ONCE)]
-    go = fleet.home / "go"
+    go = fleet.home / fresh_name("go")
     runs = start_waiting(fleet, names, go)
     process: psutil.Process = getattr(fleet, killed)
     process.kill()
@@ -97,7 +116,7 @@ def test_a_pipeline_that_eats_memory_is_killed_before_all_others(
     fleet: Fleet, fresh_name: Callable[[str], str], alone: Result
 ) -> None:
     eats, other = fresh_name("eats"), fresh_name("other")
-    go, eaten = fleet.home / "go", fleet.home / "eaten"
+    go, eaten = fleet.home / fresh_name("go"), fleet.home / "eaten"
     (run_of_other,) = start_waiting(fleet, [other], go)
     fleet.add(eats, f"eaten = b'x' * 600_000_000; Path({str(eaten)!r}).touch(); time.sleep(600)")
     run_of_eater = fleet.start(eats)
@@ -135,7 +154,7 @@ def test_a_pipeline_that_hangs_and_one_that_ends_its_process_keep_no_other_from_
     fleet: Fleet, fresh_name: Callable[[str], str], alone: Result
 ) -> None:
     hanging = [fresh_name(f"hangs{number}") for number in range(3)]
-    go = fleet.home / "go"
+    go = fleet.home / fresh_name("go")
     runs = start_waiting(fleet, hanging, go)
     for status in (0, 7):
         exits = fresh_name(f"exits{status}")
@@ -200,7 +219,7 @@ def test_a_client_of_another_version_starts_a_driver_of_its_own(
 def test_a_run_that_was_stopped_publishes_nothing_after_its_lease_was_taken_over(
     fleet: Fleet, fresh_name: Callable[[str], str], alone: Result
 ) -> None:
-    name, go = fresh_name("zombie"), fleet.home / "go"
+    name, go = fresh_name("zombie"), fleet.home / fresh_name("go")
     (zombie,) = start_waiting(fleet, [name], go)
     stopped = fleet.fork_server.children(recursive=True)
     for process in stopped:

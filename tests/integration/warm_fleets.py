@@ -118,7 +118,7 @@ class Fleet:
 @contextmanager
 def warm_fleet(home: Path, kafka: EmbeddedKafka, *options: str) -> Iterator[Fleet]:
     """Run a warm driver with these options during the block."""
-    (home / "pipelines").mkdir()
+    (home / "pipelines").mkdir(exist_ok=True)
     with subprocess.Popen(
         [sys.executable, "-m", "sluice", "warm", *options],
         env=environment_of(home, kafka),
