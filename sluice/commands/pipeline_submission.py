@@ -88,11 +88,8 @@ class SubmittedRun:
         paused pipeline, and notes who runs it. Only a driver that is running already does so.
         """
         with importing():
-            from sluice.spark_submit import temporary_folder
             from sluice.topology.loading.pipeline_files import files_naming
             from sluice.topology.loading.run_options import run_options
-            from sluice.values.commanded_run import BEGUN, COMMANDED, DECLINED, CommandedRun
-            from sluice.warm.client import connect, run_warm
 
         files = files_naming(settings().pipelines, self.pipeline)
         if len(files) != 1:
@@ -101,6 +98,11 @@ class SubmittedRun:
         own = run_with.with_connections(run_with.applied_to(settings()))
         if own.warm == OFF or run_with.requirements:
             return None
+        with importing():
+            from sluice.spark_submit import temporary_folder
+            from sluice.values.commanded_run import BEGUN, COMMANDED, DECLINED, CommandedRun
+            from sluice.warm.client import connect, run_warm
+
         connection = connect(replace(own, warm=USE_WARM), self.master, delta=False)
         if connection is None:
             return None
