@@ -71,7 +71,7 @@ def _drive(arguments: list[str], jvm: Jvm) -> int:
         )
         return 2
     try:
-        name, action, from_topics = parsed.pipeline, parsed.action, FROM_TOPICS in parsed.options
+        name, action = parsed.pipeline, parsed.action
         span = Span.parse(parsed.begin, parsed.until)
         check_python()
         check_spark()
@@ -90,18 +90,8 @@ def _drive(arguments: list[str], jvm: Jvm) -> int:
             # Starting the session takes seconds. Meanwhile, this thread imports and plans.
             spark = background.submit(jvm.session, configuration, f"sluice {name}")
             with jvm_errors(), stopped(spark, jvm):
-                if action == EXPLAIN:
-                    explain_tasks(settings(), spark, name)
-                elif action == CHECK:
-                    check_cluster(settings(), spark, name)
-                elif CHANGED_ONLY in parsed.options:
-                    rebuild_changed(settings(), spark, name, from_topics=from_topics)
-                    if THEN_RUN in parsed.options:
-                        run(settings(), spark, name)
-                elif action:
-                    rebuild(settings(), spark, name, action, span, from_topics=from_topics)
-                else:
-                    run(settings(), spark, name)
+                if begun_for_command(configuration, name, arguments):
+                    parsed.act(spark, span)
     except SluiceError as error:
         print(masked(f"{type(error).title}: {error}"), file=sys.stderr)
         return 1
@@ -123,6 +113,38 @@ def stopped(spark: Future[SparkSession], jvm: Jvm) -> Iterator[None]:
         yield
     finally:
         jvm.stop(spark.result())
+
+
+def begun_for_command(configuration: Settings, name: str, arguments: Collection[str]) -> bool:
+    """Begin the run as a command does that starts a driver of its own.
+
+    Do nothing unless a command has left that to this driver. Return False if the command must start
+    another driver. Raise PausedPipeline if the pipeline is paused.
+    """
+    from sluice.values.commanded_run import BEGUN, COMMANDED, DECLINED, CommandedRun
+
+    text = os.environ.pop(COMMANDED, "")
+    if not text:
+        return True
+    import msgspec
+
+    from sluice.state.ledger.run_begins import begin_run
+    from sluice.topology import load_pipeline
+
+    commanded = msgspec.json.decode(text, type=CommandedRun)
+    definition = load_pipeline(configuration.pipelines, name)
+    if definition.needs_delta or str(definition.file) != commanded.file:
+        commanded.reply(DECLINED)
+        return False
+    begin_run(
+        configuration,
+        name,
+        commanded.action,
+        commanded.detail,
+        reads_records=reads_records(arguments),
+    )
+    commanded.reply(BEGUN)
+    return True
 
 
 def run(configuration: Settings, spark: Future[SparkSession], name: str) -> None:
@@ -297,6 +319,22 @@ class _Arguments:
         parsed.pipeline = names[0]
         parsed.action = actions[0] if actions else ""
         return parsed
+
+    def act(self, spark: Future[SparkSession], span: Span) -> None:
+        """Do what the arguments say."""
+        name, from_topics = self.pipeline, FROM_TOPICS in self.options
+        if self.action == EXPLAIN:
+            explain_tasks(settings(), spark, name)
+        elif self.action == CHECK:
+            check_cluster(settings(), spark, name)
+        elif CHANGED_ONLY in self.options:
+            rebuild_changed(settings(), spark, name, from_topics=from_topics)
+            if THEN_RUN in self.options:
+                run(settings(), spark, name)
+        elif self.action:
+            rebuild(settings(), spark, name, self.action, span, from_topics=from_topics)
+        else:
+            run(settings(), spark, name)
 
 
 if __name__ == "__main__":

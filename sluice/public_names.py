@@ -30,6 +30,7 @@ from sluice.topology import (
     Table,
     WindowedStream,
 )
+from sluice.topology.durations import Duration
 from sluice.topology.formats import (
     Avro,
     JsonSchema,
@@ -42,7 +43,6 @@ from sluice.topology.kafka_values import kafka_key, kafka_value
 from sluice.topology.serdes import Serde, debezium
 from sluice.topology.structs import Column, struct
 from sluice.topology.window_definitions import (
-    Duration,
     custom_windows,
     every_records,
     hopping,

@@ -34,7 +34,6 @@ from typing import Any
 
 from sluice.errors import SettingsError
 from sluice.provision.class_archive import ARCHIVE_OPTIONS, WRITE_OPTION, class_archive
-from sluice.provision.libraries import ON_EXECUTORS, archive_of
 from sluice.provision.machine_checks import LOOPBACK, find_spark
 from sluice.settings import Settings
 from sluice.support.startup import PREPARED_DAEMON
@@ -413,6 +412,9 @@ def _archives(settings: Settings, master: str) -> str:
     """
     if settings.libraries is None or is_local(master):
         return ""
+    # Imported only here and below, because the import takes 20 ms.
+    from sluice.provision.libraries import ON_EXECUTORS, archive_of
+
     own = settings.spark_conf.get(_ARCHIVES, "").split(",")
     return ",".join(filter(None, [*own, f"{archive_of(settings.libraries)}#{ON_EXECUTORS}"]))
 
@@ -428,6 +430,8 @@ def executor_environment(settings: Settings) -> dict[str, str]:
     # on an executor's host is not used.
     conf = {"spark.executorEnv.PYTHONPATH": CODE}
     if settings.libraries is not None:
+        from sluice.provision.libraries import ON_EXECUTORS
+
         conf["spark.executorEnv.PYTHONPATH"] = f"{CODE}:{ON_EXECUTORS}"
     if settings.server_ca is not None:
         conf["spark.executorEnv.SLUICE_SERVER_CA"] = str(settings.server_ca)

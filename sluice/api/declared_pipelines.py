@@ -18,7 +18,7 @@ from sluice.settings import settings
 from sluice.topology import drawing
 from sluice.topology.loading.declared_names import declared_names
 from sluice.topology.loading.isolated_imports import import_isolated
-from sluice.topology.loading.pipeline_folders import pipeline_files
+from sluice.topology.loading.pipeline_files import pipeline_files
 from sluice.topology.loading.pipeline_import import load_file
 
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
-from contextlib import suppress
-
-from sluice.errors import StateError
 from sluice.settings import settings
 
 
@@ -14,17 +10,13 @@ def note_activity(pipeline: str, action: str, detail: str = "") -> None:
 
     The action has already been done, so this raises no error if the ledger does not answer.
     """
-    from sluice.state.ledger.ledger import Ledger
+    from sluice.state.ledger.run_begins import begin_run
 
-    with suppress(StateError), Ledger.open(settings().ledger) as ledger:
-        ledger.activities.add(pipeline, action, user_name(), detail)
+    begin_run(settings(), pipeline, action, detail, reads_records=False)
 
 
 def user_name() -> str:
     """Return the user who runs the command, as Airflow or the operating system knows them."""
-    if settings().user:
-        return settings().user
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # the user has no name, as in some containers
-        return ""
+    from sluice.state.ledger import run_begins
+
+    return run_begins.user_name(settings())

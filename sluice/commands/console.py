@@ -9,25 +9,48 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from decimal import Decimal
 from enum import StrEnum
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import msgspec
 import typer
-from rich.console import Console
 from typer.core import TyperGroup
 
 from sluice.errors import PreflightError, SluiceError
 from sluice.settings import masked
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.status import Status
     from rich.text import Text
 
-# By default, Rich colors numbers, and shows a text such as :heart: in a key as an emoji.
-err = Console(stderr=True, highlight=False, emoji=False)
-out = Console(highlight=False, emoji=False)
-wide = Console(width=1_000_000, highlight=False, emoji=False)
+
+class Output:
+    """A console of Rich, which takes 20 ms to import and is imported when it is first used."""
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+
+    @cached_property
+    def console(self) -> Console:
+        from rich.console import Console
+
+        # By default, Rich colors numbers, and shows a text such as :heart: in a key as an emoji.
+        return Console(highlight=False, emoji=False, **self._options)
+
+    def print(self, *parts: Any, **how: Any) -> None:
+        """Print the parts, as `Console.print` does."""
+        self.console.print(*parts, **how)
+
+    def status(self, text: str) -> Status:
+        """Show a text in a terminal during a block."""
+        return self.console.status(text)
+
+
+err = Output(stderr=True)
+out = Output()
+wide = Output(width=1_000_000)
 """The console for tables. It prints them at their full width, so that nothing is cut in a narrow
 terminal or in a pipe."""
 

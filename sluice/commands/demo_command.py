@@ -42,5 +42,5 @@ def demo(
                 next_step=f"Run sluice demo orders, with --format {', '.join(FORMATS)}, or none.",
             )
         options = demos.Options(leave, port, format_name or "")
-        status = demos.demo(load_example(name), options, out)
+        status = demos.demo(load_example(name), options, out.console)
     raise typer.Exit(status)

@@ -110,7 +110,7 @@ def _named_files() -> Iterator[tuple[str, Path]]:
     If a file computes its pipeline's name, use the file's own name.
     """
     from sluice.topology.loading.declared_names import declared_names
-    from sluice.topology.loading.pipeline_folders import pipeline_files
+    from sluice.topology.loading.pipeline_files import pipeline_files
 
     for file in pipeline_files(settings().pipelines):
         for name in declared_names(file) or (file.stem,):

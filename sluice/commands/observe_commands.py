@@ -42,7 +42,7 @@ def dashboard(owner: Owner = "") -> None:
 
 def _pipelines_of(owner: str) -> list[str]:
     """Return an owner's pipelines, sorted. Raise SettingsError if the owner has none."""
-    from sluice.topology.loading.pipeline_folders import named_files
+    from sluice.topology.loading.pipeline_files import named_files
     from sluice.topology.loading.run_options import OWNER, run_options
 
     if not owner:

@@ -57,7 +57,7 @@ def resume(pipeline: PipelineName) -> None:
 def _require_known(ledger: object, pipeline: str) -> None:
     """Raise NotFound unless the pipeline has run, or a file defines it."""
     from sluice.state.ledger.ledger import Ledger
-    from sluice.topology.loading.pipeline_folders import named_files
+    from sluice.topology.loading.pipeline_files import named_files
 
     assert isinstance(ledger, Ledger)
     if ledger.generations.current_number(pipeline) is not None:

@@ -347,7 +347,7 @@ def _linger_ms(text: str) -> int:
 
     Raises SettingsError if the text is not a duration.
     """
-    from sluice.topology.window_definitions import milliseconds
+    from sluice.topology.durations import milliseconds
 
     try:
         return milliseconds(text)
@@ -420,5 +420,5 @@ def audit(
     from sluice.observe.audit_report import report
 
     with errors_as_messages():
-        is_complete = report(settings().ledger, pipeline, run, wide, verify=verify)
+        is_complete = report(settings().ledger, pipeline, run, wide.console, verify=verify)
     raise typer.Exit(0 if is_complete else 1)

@@ -31,7 +31,7 @@ def remove(
     from sluice.errors import Refused
     from sluice.operations.removal import find_removal, remove
     from sluice.state.ledger.ledger import Ledger
-    from sluice.topology.loading.pipeline_folders import named_files
+    from sluice.topology.loading.pipeline_files import named_files
 
     with errors_as_messages():
         for name, file in named_files(settings().pipelines):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sluice.state.ledger.failures import Failure
     from sluice.state.ledger.ledger import Ledger
     from sluice.state.model import Snapshot
-    from sluice.topology.loading import Loaded
+    from sluice.topology import Loaded
     from sluice.topology.pipeline import Pipeline
 
 _KAFKA_SECONDS = 2.0

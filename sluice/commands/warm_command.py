@@ -31,7 +31,7 @@ def warm(
     """Run a warm driver: runs of pipelines on this host use its JVM, and so start faster."""
     with errors_as_messages():
         from sluice.spark_submit import Interrupted, submission
-        from sluice.topology.window_definitions import milliseconds
+        from sluice.topology.durations import milliseconds
         from sluice.warm import warm_driver
         from sluice.warm.client import locked
         from sluice.warm.fork_server import Limits

@@ -20,6 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+# PySpark imports these modules only when they are used, that is, in each process of a run again.
+import pyspark.sql.classic.column
+import pyspark.sql.classic.dataframe
+import pyspark.sql.pandas.map_ops  # noqa: F401
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
@@ -30,6 +34,8 @@ from sluice.errors import EngineError
 from sluice.settings import Settings
 
 _LONGEST_ANSWER = 4_096
+_OF_TASKS = "spark.executorEnv."
+"""The prefix of the settings with environment variables of tasks."""
 
 
 class JvmKeeper:
@@ -84,6 +90,20 @@ class JvmKeeper:
             server.shutdown()
 
 
+class SharedConf(SparkConf):
+    """The settings of the JVM, for PySpark's context."""
+
+    def getAll(self) -> list[tuple[str, str]]:  # noqa: N802 (the name is PySpark's)
+        """Return the settings with environment variables of tasks only.
+
+        The context looks for nothing else in all settings, and a list of them takes three calls of
+        the JVM for each setting.
+        """
+        java_conf: Any = self._jconf
+        pairs = java_conf.getAllWithPrefix(_OF_TASKS)
+        return [(_OF_TASKS + pair._1(), pair._2()) for pair in pairs]
+
+
 @dataclass
 class SharedJvm:
     """The JVM of a `JvmKeeper`, as seen by a process that was forked for a run."""
@@ -121,7 +141,7 @@ class SharedJvm:
             context = SparkContext(
                 gateway=gateway,
                 jsc=java_context,
-                conf=SparkConf(_jvm=gateway.jvm, _jconf=java_context.getConf()),
+                conf=SharedConf(_jvm=gateway.jvm, _jconf=java_context.getConf()),
                 environment={**self.of_tasks},
             )
             return set_up(SparkSession(context, session), settings)

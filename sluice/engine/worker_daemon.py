@@ -24,10 +24,9 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import NoReturn
 
+from sluice.engine.daemon_caller import PART, hand_over, write_program
 from sluice.support.pandas_on_demand import import_pandas_on_demand
 from sluice.support.startup import PREPARED_DAEMON, importing
-
-_PART = 65_536
 
 
 def prepare(
@@ -52,6 +51,10 @@ def prepare(
         listener.close()
         return nullcontext()
     listener.listen(1)
+    if os.environ.get("PYSPARK_PYTHON", sys.executable) == sys.executable:
+        program = write_program(str(Path(path).parent))
+        if program:
+            os.environ["PYSPARK_PYTHON"] = program
     driver, daemon = socket.socketpair()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -104,8 +107,8 @@ def _take_over(caller: socket.socket, environment_of_jvm: Mapping[str, str] | No
 
     Standard error stays the driver's, because the output of tasks belongs to the driver's output.
     """
-    message, descriptors, _, _ = socket.recv_fds(caller, _PART, 2)
-    while part := caller.recv(_PART):
+    message, descriptors, _, _ = socket.recv_fds(caller, PART, 2)
+    while part := caller.recv(PART):
         message += part
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
@@ -137,31 +140,6 @@ def environment_of_tasks(
         if of_jvm.get(name) != value:
             variables[name] = value
     return variables
-
-
-def hand_over() -> bool:
-    """Hand over to the prepared daemon, and wait until it ends.
-
-    Returns False if no daemon is prepared.
-    """
-    path = os.environ.get(PREPARED_DAEMON)
-    # The setting `spark.pyspark.python` may name another Python for tasks than that of the driver.
-    if not path or os.environ.get("PYSPARK_DRIVER_PYTHON") != sys.executable:
-        return False
-    with socket.socket(socket.AF_UNIX) as prepared:
-        try:
-            prepared.connect(path)
-        except OSError:
-            # No daemon is prepared, or it has been used: Spark starts another daemon for another
-            # environment, and after a crash of the first daemon.
-            return False
-        message = json.dumps([sys.argv, str(Path.cwd()), {**os.environ}]).encode()
-        sent = socket.send_fds(prepared, [message[:_PART]], [0, 1])
-        prepared.sendall(message[sent:])
-        prepared.shutdown(socket.SHUT_WR)
-        # The JVM closes the pipes of a process that has ended, so this process must not end first.
-        prepared.recv(1)
-    return True
 
 
 def serve() -> None:
@@ -204,5 +182,5 @@ def fork_workers() -> None:
     daemon.manager()
 
 
-if __name__ == "__main__" and not hand_over():
+if __name__ == "__main__" and not hand_over(os.environ.get(PREPARED_DAEMON), sys.argv[1:]):
     serve()

@@ -57,7 +57,7 @@ class RepairingRun:
         with Ledger.open(self.settings.ledger) as ledger:
             generation = ledger.generations.current_number(name)
             try:
-                return run.run()
+                return run.run_with(ledger)
             except DamagedState as damaged:
                 # A standby is faster than the topics, which have to be read from the beginning. So
                 # the topics are read only if no standby can be promoted.

@@ -65,6 +65,7 @@ def roll_back(rebuild: Rebuild) -> int:
         ledger.generations.register(info, hidden=True, lease=lease.row)
         with Lease(ledger.leases, new, this_process(settings.run or "rollback")) as new_lease:
             checksums: list[Checksums] = []
+            epochs: list[int] = []
             with ExitStack() as stack:
                 for old, address in zip(before.workers, storage.locations, strict=True):
                     source = stack.enter_context(open_shard(old.location, to_write=True))
@@ -74,7 +75,11 @@ def roll_back(rebuild: Rebuild) -> int:
                     published = None if audit is None else audit.published_checksums(old.number)
                     copy.fill(published)
                     copy.target.seal(sealed=False)
+                    epochs.append(copy.target.journal().epoch)
                     checksums.append(copy.target.checksums(snapshot.batch))
+            # A copied shard refuses epochs that are lower than those of the earlier generation.
+            if max(epochs) >= new_lease.epoch:
+                new_lease.outrank(max(epochs))
             ledger.generations.inherit(
                 new, before.ref, snapshot.batch, checksums, new_lease.epoch, lease.row
             )

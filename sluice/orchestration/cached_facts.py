@@ -24,7 +24,8 @@ from sluice.errors import SettingsError
 from sluice.orchestration.dag_facts import DagFacts, FileFacts, facts_text
 from sluice.support.file_modes import make_folder
 from sluice.topology.loading.isolated_imports import Outcome, import_isolated
-from sluice.topology.loading.pipeline_folders import Broken, pipeline_files, usable_files
+from sluice.topology.loading.pipeline_files import pipeline_files
+from sluice.topology.loading.pipeline_folders import Broken, usable_files
 from sluice.topology.loading.pipeline_import import LOAD_SECONDS
 from sluice.topology.loading.pipeline_libraries import libraries_of
 from sluice.values.import_inputs import Inputs

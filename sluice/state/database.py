@@ -139,6 +139,18 @@ def advice(reason: str) -> str:
     )
 
 
+def import_dialect(address: str) -> None:
+    """Import what a database's address needs, so that processes forked from this one need not.
+
+    Raise SettingsError if the address is invalid.
+    """
+    url = database_url(address)
+    if url.get_backend_name() == "sqlite":
+        _sqlite_dialect()
+    else:
+        url.get_dialect().import_dbapi()
+
+
 def open_engine(url: URL) -> Engine:
     """Return an engine whose transactions behave alike in PostgreSQL and in SQLite.
 

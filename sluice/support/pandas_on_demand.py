@@ -17,7 +17,7 @@ def import_pandas_on_demand() -> None:
     list. This takes 0.2 s and 25 MB. But as long as nothing else has imported pandas, there are no
     such objects.
     """
-    if "pandas" in sys.modules:
+    if "pandas" in sys.modules or any(isinstance(each, _PandasFinder) for each in sys.meta_path):
         return
     finder = _PandasFinder()
     sys.meta_path.insert(0, finder)

@@ -8,8 +8,8 @@ from typing import Any
 
 from sluice.errors import TopologyError, sentence
 from sluice.operators.encoding import Declared
+from sluice.topology.durations import Duration, milliseconds, milliseconds_if_given
 from sluice.topology.graph import Graph
-from sluice.topology.window_definitions import Duration, milliseconds, milliseconds_if_given
 from sluice.values.call_parameters import CallPolicy, LookedUpTable
 from sluice.values.sink_tables import CONNECTION_NAME, TABLE_NAME
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from sluice.errors import TopologyError
 from sluice.topology import arguments
+from sluice.topology.durations import Duration, milliseconds
 from sluice.topology.expressions import type_of
-from sluice.topology.window_definitions import Duration, milliseconds
 from sluice.values.expiry import Expiry, ExpiryClock
 
 _NUMBERS = ("BIGINT", "INT", "SMALLINT", "TINYINT")

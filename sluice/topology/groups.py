@@ -14,13 +14,14 @@ from sluice.topology.author_functions import (
     require_callable,
     with_key,
 )
+from sluice.topology.durations import Duration, milliseconds
 from sluice.topology.graph import Graph
 from sluice.topology.handles import Handle, Key, R, V
 from sluice.topology.serdes import Contract
 from sluice.topology.source_line import source_line
 from sluice.topology.tables import Table
 from sluice.topology.versioned_tables import history_in_ms
-from sluice.topology.window_definitions import Duration, milliseconds, retention_in_ms
+from sluice.topology.window_definitions import retention_in_ms
 from sluice.topology.windowed_inputs import (
     require_plain_keys,
 )

@@ -21,6 +21,7 @@ from sluice.topology.author_functions import (
     partitioner,
     require_callable,
 )
+from sluice.topology.durations import Duration
 from sluice.topology.expiries import expiry_of
 from sluice.topology.graph import Graph
 from sluice.topology.registered_outputs import require_writable
@@ -28,7 +29,6 @@ from sluice.topology.serdes import Contract, Serde, Value, serde_of, shape_of
 from sluice.topology.source_line import source_line
 from sluice.topology.structs import Column, column_sql, key_expression, key_field_names
 from sluice.topology.table_columns import require_table_columns
-from sluice.topology.window_definitions import Duration
 from sluice.topology.windowed_inputs import (
     require_encodable_windows,
 )

@@ -13,6 +13,7 @@ from typing import Any
 from sluice.errors import TopologyError
 from sluice.topology import arguments, drawing, nodes
 from sluice.topology.author_functions import decoder, require_callable
+from sluice.topology.durations import Duration, milliseconds, milliseconds_if_given
 from sluice.topology.expiries import require_no_versions
 from sluice.topology.graph import Graph
 from sluice.topology.handles import R
@@ -23,7 +24,6 @@ from sluice.topology.streams import Stream
 from sluice.topology.structs import key_expression, key_field_names
 from sluice.topology.tables import GlobalTable, Table
 from sluice.topology.versioned_tables import history_in_ms
-from sluice.topology.window_definitions import Duration, milliseconds, milliseconds_if_given
 from sluice.values.calendar_windows import CalendarWindow
 from sluice.values.call_parameters import SharedStore
 from sluice.values.epochs import EpochTime, field_of_time

@@ -25,6 +25,7 @@ from sluice.topology.call_policies import (
     looked_up_table,
     require_whole,
 )
+from sluice.topology.durations import Duration, milliseconds, milliseconds_if_given
 from sluice.topology.expiries import require_no_versions
 from sluice.topology.graph import Graph
 from sluice.topology.groups import GroupedStream
@@ -36,7 +37,6 @@ from sluice.topology.structs import Column
 from sluice.topology.tables import GlobalTable, Table
 from sluice.topology.value_types import shape_of_elements
 from sluice.topology.versioned_tables import grace_in_ms, history_in_ms
-from sluice.topology.window_definitions import Duration, milliseconds, milliseconds_if_given
 from sluice.topology.windowed_inputs import (
     require_plain_keys,
     require_same_windows,

@@ -12,10 +12,10 @@ from sluice.topology import arguments, nodes
 from sluice.topology.author_functions import (
     Function,
 )
+from sluice.topology.durations import Duration, milliseconds
 from sluice.topology.handles import Handle, Key, Partitioner, R, V, joined_shape
 from sluice.topology.serdes import Contract, Serde
 from sluice.topology.structs import Column
-from sluice.topology.window_definitions import Duration, milliseconds
 from sluice.topology.windowed_inputs import (
     require_plain_keys,
     require_same_windows,

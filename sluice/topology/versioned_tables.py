@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sluice.errors import TopologyError
 from sluice.topology import arguments, nodes
-from sluice.topology.window_definitions import Duration, milliseconds
+from sluice.topology.durations import Duration, milliseconds
 from sluice.values.phrases import duration_text
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
-from datetime import timedelta
 from typing import Literal, TypeVar
 
 from sluice.errors import TopologyError
 from sluice.topology import arguments
 from sluice.topology.author_functions import require_callable
+from sluice.topology.durations import (
+    CALENDAR_SIZE,
+    DIGITS,
+    UNITS,
+    Duration,
+    milliseconds,
+    within_limit,
+)
 from sluice.topology.source_line import source_line
 from sluice.values.calendar_windows import CalendarWindow, Period
 from sluice.values.phrases import duration_text
@@ -25,14 +31,10 @@ from sluice.values.windows import (
     Window,
 )
 
-Duration = str | timedelta
-"""`"15 seconds"`, `"1 minute"`, `"250 ms"`, or a timedelta. A number without a unit is an error."""
 Size = Duration
 """A duration, or a number of weeks, months or years, such as `"1 week"`, `"3 months"` or `"1
 year"`."""
 
-_UNITS = {"ms": 1, "millisecond": 1, "s": 1_000, "second": 1_000, "m": 60_000, "minute": 60_000}
-_UNITS |= {"h": 3_600_000, "hour": 3_600_000, "d": 86_400_000, "day": 86_400_000}
 _SHORTEST_MONTH_DAYS = 28
 _MOST_YEARS = 1_000
 """The most years that a window by a time zone's clocks may have. A window of 2,000 years that
@@ -244,13 +246,6 @@ def retention_in_ms(window: AnyWindow, retention: Duration) -> int:
 W = TypeVar("W", Window, SlidingWindow, SessionWindow)
 
 
-def milliseconds_if_given(duration: Duration | None) -> int | None:
-    """Return a duration in ms; None for None."""
-    if duration is None:
-        return None
-    return milliseconds(duration)
-
-
 def _valid(window: W, name: str, length_ms: int, *, least: int = 1) -> W:
     """Return the window.
 
@@ -296,7 +291,7 @@ def _valid_calendar(window: CalendarWindow) -> CalendarWindow:
             f"{where}: an offset of months needs windows of months or years.",
             next_step='Write the offset in days or hours, such as offset="18 hours".',
         )
-    shortest_ms = period.ms or period.months * _SHORTEST_MONTH_DAYS * _UNITS["day"]
+    shortest_ms = period.ms or period.months * _SHORTEST_MONTH_DAYS * UNITS["day"]
     if not 0 <= offset.ms < shortest_ms or offset.months >= (period.months or 1):
         raise TopologyError(
             f"{where}: the offset must be at least 0 and shorter than a window.",
@@ -315,7 +310,7 @@ def _valid_calendar(window: CalendarWindow) -> CalendarWindow:
 def _period(size: Size) -> Period:
     """Return the size as a duration, or as a number of weeks, months or years."""
     if isinstance(size, str):
-        match = _CALENDAR_SIZE.fullmatch(size.strip().lower())
+        match = CALENDAR_SIZE.fullmatch(size.strip().lower())
     else:
         match = None
     if match is None:
@@ -325,59 +320,6 @@ def _period(size: Size) -> Period:
         "month": "month",
         "year": "year",
     }
-    period = Period(int(match[1][:_DIGITS]), units[match[2]])
-    _within_limit(size, period.ms or period.months * 31 * _UNITS["day"])
+    period = Period(int(match[1][:DIGITS]), units[match[2]])
+    within_limit(size, period.ms or period.months * 31 * UNITS["day"])
     return period
-
-
-_CALENDAR_SIZE = re.compile(r"([0-9]+)\s*(week|month|year)s?")
-
-
-def milliseconds(duration: Duration) -> int:
-    """Return a duration in whole milliseconds.
-
-    Raises TopologyError for anything else, such as a number without a unit.
-    """
-    if isinstance(duration, timedelta):
-        ms, rest = divmod(duration, timedelta(milliseconds=1))
-        _within_limit(duration, ms)
-        if rest:
-            raise TopologyError(
-                f"{duration!r} at {source_line()} is not a whole number of milliseconds.",
-                next_step=f"Write for example timedelta(milliseconds={max(ms, 1)}).",
-            )
-        return ms
-    text = str(duration).strip().lower()
-    # Without the replacement, `250 ms` would match as 250 of the unit `m`, with the `s` of a
-    # plural.
-    match = re.fullmatch(r"([0-9]+)\s*([a-z]+?)s?", text.replace("ms", "millisecond"))
-    if match is None or match[2] not in _UNITS:
-        if _CALENDAR_SIZE.fullmatch(text):
-            advice = (
-                "Only sizes, advances and offsets of tumbling and hopping windows "
-                "can be weeks, months or years."
-            )
-        else:
-            number = "15"
-            if text.isascii() and text.isdecimal():
-                number = text
-            advice = f'Write for example "{number} seconds" or "{number} ms".'
-        raise TopologyError(f"{duration!r} at {source_line()} is not a duration.", next_step=advice)
-    return _within_limit(duration, int(match[1][:_DIGITS]) * _UNITS[match[2]])
-
-
-_LONGEST_DAYS = 100_000_000
-"""The longest duration. With longer windows, the ends of windows in microseconds would not fit into
-64 bits."""
-_DIGITS = 30
-"""Only so many digits of a number are parsed. A longer number is too large in every unit, and
-Python refuses to parse thousands of digits."""
-
-
-def _within_limit(duration: Duration, ms: int) -> int:
-    if abs(ms) > _LONGEST_DAYS * _UNITS["day"]:
-        raise TopologyError(
-            f"{str(duration)[:100]!r} at {source_line()} is too long.",
-            next_step=f"A duration has at most {_LONGEST_DAYS} days.",
-        )
-    return ms

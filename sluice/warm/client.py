@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from sluice.errors import SettingsError
 from sluice.settings import OFF, START_WARM, USE_WARM, Settings
@@ -32,6 +33,8 @@ from sluice.warm.messages import PART, Request, decode_reply, send_request
 
 _UNTIL_STARTED_S = 10.0
 """How long a run waits until a warm driver starts it, before the run starts a driver of its own."""
+Connection: TypeAlias = tuple[str, socket.socket]
+"""A driver's key, and a connection to the driver."""
 LOST = (
     "The warm driver has ended during the run. The run starts again in a driver of its own; "
     "published batches are kept."
@@ -126,10 +129,13 @@ def run_warm(
     arguments: Sequence[str],
     *,
     delta: bool = False,
+    variables: Mapping[str, str] | None = None,
+    connection: Connection | None = None,
 ) -> int | None:
     """Run a pipeline on a warm driver, with this process's output. Return the run's status.
 
-    Return None if there is no warm driver for the run, or if the driver is lost.
+    Return None if there is no warm driver for the run, or if the driver is lost. For `variables`
+    and `connection`, see `warm_run`.
 
     If this process gets a signal to end, kill the run and raise Interrupted.
     """
@@ -138,7 +144,17 @@ def run_warm(
         # Call `begin` before the run's child processes exist: they must not ignore SIGINT. From now
         # on, a signal ends the run.
         begin()
-        run = stack.enter_context(warm_run(settings, kafka, master, arguments, delta=delta))
+        run = stack.enter_context(
+            warm_run(
+                settings,
+                kafka,
+                master,
+                arguments,
+                delta=delta,
+                variables=variables,
+                connection=connection,
+            )
+        )
         if run is None:
             if settings.warm != OFF:
                 sys.stderr.write(f"{NO_DRIVER}\n")
@@ -164,13 +180,16 @@ def warm_run(
     delta: bool = False,
     variables: Mapping[str, str] | None = None,
     is_piped: bool = False,
+    connection: Connection | None = None,
 ) -> Iterator[WarmRun | None]:
     """Yield the run of a pipeline that a warm driver has started; None if no driver takes it.
 
     `variables` are added to the run's environment. The run's output goes to this process's, or, if
     `is_piped`, to `WarmRun.lines`. If the block ends before the run, the run is killed.
+    `connection` is one of `connect`; None to connect here.
     """
-    connection = _connect(settings, master, delta=delta)
+    if connection is None:
+        connection = connect(settings, master, delta=delta)
     if connection is None:
         yield None
         return
@@ -211,8 +230,8 @@ def warm_run(
         yield run if has_started else None
 
 
-def _connect(settings: Settings, master: str, *, delta: bool) -> tuple[str, socket.socket] | None:
-    """Return the key of the driver for a run, and a connection to it. None if there is none.
+def connect(settings: Settings, master: str, *, delta: bool) -> Connection | None:
+    """Return a connection to the driver for a run; None if there is none.
 
     If the settings say so, a driver is then started for later runs.
     """

@@ -81,15 +81,14 @@ def _dependencies(paths: str) -> Iterator[tuple[str, int]]:
                 yield entry.name, entry.stat().st_mtime_ns
 
 
-def _newest_module() -> int:
+def _newest_module(folder: Path = _PACKAGE) -> int:
     """Return the newest time at which any module of this package was changed."""
     newest = 0
-    for folder, _, names in os.walk(_PACKAGE):
-        if folder.endswith("__pycache__"):
-            continue
-        for name in names:
-            if name.endswith(".py"):
-                newest = max(newest, Path(folder, name).stat().st_mtime_ns)
+    for entry in os.scandir(folder):
+        if entry.name.endswith(".py"):
+            newest = max(newest, entry.stat().st_mtime_ns)
+        elif entry.is_dir() and entry.name != "__pycache__":
+            newest = max(newest, _newest_module(Path(entry.path)))
     return newest
 
 

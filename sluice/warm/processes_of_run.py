@@ -44,13 +44,19 @@ def kill_session(session: int) -> None:
 def _members(session: int) -> list[int]:
     """Return the processes of a session that have not ended."""
     members: list[int] = []
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdecimal():
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdecimal():
             continue
         # A process may have ended in between.
         with suppress(OSError):
-            # The process's name is in parentheses, and may itself contain spaces and parentheses.
-            stat = (folder / "stat").read_bytes().rpartition(b")")[2].split()
-            if int(stat[3]) == session and stat[0] not in (b"Z", b"X"):
-                members.append(int(folder.name))
+            pid = int(entry.name)
+            if os.getsid(pid) == session and not _has_ended(pid):
+                members.append(pid)
     return members
+
+
+def _has_ended(pid: int) -> bool:
+    """Return whether a process has ended, although its parent has not asked for its status yet."""
+    # The process's name is in parentheses, and may itself contain spaces and parentheses.
+    state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    return state in (b"Z", b"X")

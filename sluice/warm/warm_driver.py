@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -57,19 +58,36 @@ def import_all() -> None:
     from sluice.support.pandas_on_demand import import_pandas_on_demand
 
     import_pandas_on_demand()
+    import psutil  # noqa: F401
+
     import sluice.driver
     import sluice.engine.shared_jvm
     import sluice.engine.task_modules
+    import sluice.engine.worker_daemon
+    import sluice.observe.budgets
+    import sluice.observe.run_measurements
     import sluice.operations.changed_stores
     import sluice.operations.rebuild
     import sluice.operations.repair
+    import sluice.operations.rollback
     import sluice.plan
     import sluice.public_names
-    import sluice.topology
+    import sluice.state.ledger.run_begins
+    import sluice.state.ledger.run_ends
+    import sluice.topology.loading.pipeline_connections
+    import sluice.topology.loading.pipeline_folders
+    import sluice.values.commanded_run
     import sluice.warm.fork_server  # noqa: F401
+    from sluice.errors import SettingsError
+    from sluice.settings import settings
+    from sluice.state.database import import_dialect
     from sluice.topology.expressions import import_parser
 
     import_parser()
+    # The settings of the runs say so themselves if an address is invalid.
+    with suppress(SettingsError):
+        import_dialect(settings().ledger)
+        import_dialect(settings().shards)
 
 
 def _keep_jvm(process: subprocess.Popen[bytes], server_end: socket.socket, server: int) -> int:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from sluice import Pipeline
 from sluice.errors import EngineError, Refused
@@ -110,7 +111,10 @@ def test_outputs_are_written_once_through_a_deployment_and_a_rollback(started: R
     assert after.store("totals") == {
         key: value | {"total": 2 * value["total"]} for key, value in totals(28).items()
     }
-    assert roll_back(rebuild_of(started)) == 3
+    with capture_logs() as logged:
+        assert roll_back(rebuild_of(started)) == 3
+    assert "generation rolled back" in [each["event"] for each in logged]
+    assert {each["log_level"] for each in logged} == {"info"}
     assert started.store("totals") == totals(28)
     assert numbers_out(started) == [*range(28)]
     started.send("in", *numbered(28, 30))

@@ -4,116 +4,24 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 import pytest
-from confluent_kafka import Producer
 
 from sluice.local.broker import EmbeddedKafka
-from sluice.settings import Settings
-from sluice.state.ledger.ledger import Ledger
 from sluice.warm.client import LOST
-from sluice.warm.warm_driver import READY
-from tests.integration.test_command_line import environment_of
+from tests.integration.warm_fleets import Fleet, warm_fleet
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
-
-PIPELINE = """
-import os, sys, time
-from pathlib import Path
-from sluice import Pipeline
-
-def step(word: str) -> str:
-    {code}
-    return word
-
-pipeline = Pipeline("{name}", workers=2)
-words = pipeline.stream("{name}", value=str).map_values(step, returns=str)
-words.group_by_key().count(store="{name}_count")
-words.to("{name}_out")
-"""
-
-
-@dataclass(frozen=True)
-class Fleet:
-    """A home with pipelines, their topics, and a warm driver."""
-
-    home: Path
-    kafka: EmbeddedKafka
-    driver: subprocess.Popen[str]
-
-    def add(self, name: str, code: str = "pass") -> None:
-        """Add a pipeline with ten records, whose function runs `code` for each of them."""
-        (self.home / "pipelines" / f"{name}.py").write_text(PIPELINE.format(name=name, code=code))
-        self.kafka.create_topics({name: 2})
-        self.send(name)
-
-    def send(self, name: str) -> None:
-        producer = Producer({"bootstrap.servers": self.kafka.bootstrap})
-        for number in range(10):
-            producer.produce(name, "word", key=f"key{number}")
-        assert producer.flush(30) == 0
-
-    def start(self, name: str, **variables: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "sluice", "run", name],
-            env=environment_of(self.home, self.kafka) | {"SLUICE_WARM": "use"} | variables,
-            cwd=self.home,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    def run(self, name: str, **variables: str) -> str:
-        """Run a pipeline, which must succeed. Return its output."""
-        process = self.start(name, **variables)
-        output, _ = process.communicate(timeout=120)
-        assert process.returncode == 0, output
-        return output
-
-    def read(self, name: str) -> int:
-        """Return the number of records that the newest snapshot of a pipeline includes."""
-        ledger = Settings.read({"SLUICE_HOME": str(self.home)}).ledger
-        with Ledger.open(ledger) as opened:
-            positions = opened.positions(name)
-        return sum(sum(partitions.values()) for partitions in positions.values())
-
-    @property
-    def jvm(self) -> psutil.Process:
-        (jvm,) = (
-            process
-            for process in psutil.Process(self.driver.pid).children(recursive=True)
-            if process.name() == "java"
-        )
-        return jvm
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory, kafka: EmbeddedKafka) -> Iterator[Fleet]:
-    home = tmp_path_factory.mktemp("warm")
-    (home / "pipelines").mkdir()
-    with subprocess.Popen(
-        [sys.executable, "-m", "sluice", "warm"],
-        env=environment_of(home, kafka),
-        cwd=home,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as driver:
-        assert driver.stdout is not None
-        try:
-            while READY not in driver.stdout.readline():
-                assert driver.poll() is None
-            yield Fleet(home, kafka, driver)
-        finally:
-            driver.terminate()
-            driver.wait(60)
+    with warm_fleet(tmp_path_factory.mktemp("warm"), kafka) as fleet:
+        yield fleet
 
 
 @pytest.fixture

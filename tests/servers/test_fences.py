@@ -76,7 +76,7 @@ class Commands:
             raise Refused(result.output)
 
     def audit(self) -> None:
-        report(str(self.ledger.engine.url), "orders", "", wide, verify=True)
+        report(str(self.ledger.engine.url), "orders", "", wide.console, verify=True)
 
     def require_intact(self) -> None:
         """A run can write to all shards where the ledger places them, and they have all published values then."""

@@ -109,15 +109,12 @@ class Lease:
             raise lost(self.leases.get(self.ref), self.epoch)
 
     def outrank(self, epoch: int) -> None:
-        """Take an epoch above `epoch`, the epoch of a lost lease under which a shard was written.
+        """Take an epoch above `epoch`, the epoch of another lease under which a shard was written.
 
         Raise LeaseError if the lease is no longer held.
         """
         with self._changing:
             self._row = self.leases.outrank(self.row, epoch)
-        log.warning(
-            "the ledger has lost a newer lease, so this lease gets a higher epoch", epoch=self.epoch
-        )
 
     def require_in_ledger(self) -> None:
         """Raise LeaseError unless the lease is still held according to the ledger."""

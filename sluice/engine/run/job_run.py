@@ -92,9 +92,13 @@ class JobRun:
         `linger_ms`.
         """
         with Ledger.open(self.settings.ledger) as ledger:
-            self._require_host_of_shards(ledger)
-            with self._lease(ledger) as lease:
-                return self._run_all(ledger, lease)
+            return self.run_with(ledger)
+
+    def run_with(self, ledger: Ledger) -> int:
+        """Do the same as `run` with an open ledger."""
+        self._require_host_of_shards(ledger)
+        with self._lease(ledger) as lease:
+            return self._run_all(ledger, lease)
 
     def _run_all(self, ledger: Ledger, lease: Lease) -> int:
         storage = Storage.of(self.job, lease.ref.generation, self.settings)
@@ -107,6 +111,10 @@ class JobRun:
                 count, news = self._run(ledger, lease, storage)
             except _OutrankedError as outranked:
                 lease.outrank(outranked.epoch)
+                log.warning(
+                    "the ledger has lost a newer lease, so this lease gets a higher epoch",
+                    epoch=lease.epoch,
+                )
                 continue
             except _RegistryAwayError as found:
                 # The caller of a rebuild repeats the rebuild itself.

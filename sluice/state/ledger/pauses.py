@@ -1,6 +1,6 @@
 """Pauses: pipelines that do not run until somebody resumes them, and why.
 
-`run_ends.require_running` refuses runs of the command line, and `orchestration/operator.py` skips
+`run_begins.begin_run` refuses runs of the command line, and `orchestration/operator.py` skips
 those of Airflow.
 """
 

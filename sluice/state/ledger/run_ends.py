@@ -1,4 +1,4 @@
-"""Records in the ledger how runs end, and refuses runs of paused pipelines.
+"""Records in the ledger how runs end.
 
 The process that waits for a driver records that the driver was killed. Modules that need SQLAlchemy
 are imported only when a run fails, because importing them takes 0.2 seconds.
@@ -30,18 +30,6 @@ def note_failure(configuration: Settings, pipeline: str, run: str = "") -> Itera
     except Exception as error:
         _add(configuration, error, pipeline, run)
         raise
-
-
-def require_running(configuration: Settings, pipeline: str) -> None:
-    """Raise PausedPipeline if somebody has paused the pipeline. That is not a failure.
-
-    If the ledger cannot be reached, do nothing: the run reports that.
-    """
-    from sluice.errors import StateError
-    from sluice.state.ledger.ledger import Ledger
-
-    with suppress(StateError, OSError), Ledger.open(configuration.ledger) as ledger:
-        ledger.pauses.require_running(pipeline)
 
 
 def note_killed(

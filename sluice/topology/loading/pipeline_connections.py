@@ -14,7 +14,7 @@ from pathlib import Path
 from sluice.errors import SettingsError, SluiceError, TopologyError
 from sluice.provision.libraries import Libraries
 from sluice.settings import Settings
-from sluice.topology.loading.pipeline_folders import named_files
+from sluice.topology.loading.pipeline_files import files_naming, named_files
 from sluice.topology.loading.run_options import (
     DEFAULTS,
     FILE,
@@ -74,9 +74,8 @@ def _file_of(folder: Path, pipeline: str, known: str = "") -> Path | None:
     if known and Path(known).is_relative_to(folder):
         file = Path(known)
     with suppress(TopologyError):
-        for name, each in named_files(folder):
-            if name == pipeline:
-                file = each
+        for each in files_naming(folder, pipeline):
+            file = each
     return file
 
 

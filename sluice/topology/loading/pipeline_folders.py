@@ -5,7 +5,7 @@ A file that cannot be loaded affects only its own pipeline.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -13,12 +13,9 @@ from pathlib import Path
 from sluice.errors import SluiceError, TopologyError
 from sluice.topology.loading.declared_names import declared_names
 from sluice.topology.loading.isolated_imports import Outcome, import_isolated
+from sluice.topology.loading.pipeline_files import files_naming, pipeline_files
 from sluice.topology.loading.pipeline_import import LOAD_SECONDS, load_file
-from sluice.topology.loading.run_options import pipeline_folders
 from sluice.topology.pipeline import Pipeline
-
-_ROUTES = "_routes"
-"""Suffix of the names of files with custom routes: see `sluice.routes`."""
 
 
 @dataclass(frozen=True)
@@ -40,30 +37,6 @@ class Loaded:
 
     pipelines: list[Pipeline]
     broken: list[Broken]
-
-
-def pipeline_files(folder: Path) -> list[Path]:
-    """Return the files that should define a pipeline, in `folder` and in its folders of teams.
-
-    They are sorted by folder and name.
-    """
-    if not folder.is_dir():
-        raise TopologyError(
-            f"{folder} is not a folder.",
-            next_step="Set SLUICE_PIPELINES to the folder of your pipelines.",
-        )
-    files: list[Path] = []
-    for place in pipeline_folders(folder):
-        files += sorted(file for file in place.glob("*.py") if _may_define_pipeline(file))
-    return files
-
-
-def _may_define_pipeline(file: Path) -> bool:
-    if file.stem[0] in "_." or file.stem.endswith(_ROUTES):
-        return False
-    # Pipes are left out, because opening a pipe waits for its writer. Broken links
-    # stay, so that loading reports them.
-    return file.is_file() or not file.exists()
 
 
 def load_pipelines(folder: Path, seconds: float = LOAD_SECONDS) -> Loaded:
@@ -109,16 +82,6 @@ def _broken(file: Path, error: SluiceError) -> Broken:
     return Broken(file, next(iter(declared_names(file)), file.stem), error)
 
 
-def named_files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the names of pipelines that the texts of a folder's files have, with the files.
-
-    No file is imported. A file that computes its pipeline's name is left out.
-    """
-    for file in pipeline_files(folder):
-        for name in declared_names(file):
-            yield name, file
-
-
 def load_pipeline(folder: Path, name: str) -> Pipeline:
     """Load the pipeline with this name.
 
@@ -127,15 +90,15 @@ def load_pipeline(folder: Path, name: str) -> Pipeline:
     The calling process imports only the file of this pipeline. If a file computes its pipeline's
     name, a separate process imports the file to find the name.
     """
-    declared = {file: declared_names(file) for file in pipeline_files(folder)}
-    named = [file for file, names in declared.items() if name in names]
+    named = files_naming(folder, name)
     if len(named) == 1 and (pipeline := load_file(named[0])).name == name:
         return pipeline
+    declared = {file: declared_names(file) for file in pipeline_files(folder)}
     candidates: list[Path] = []
     for file, names in declared.items():
         # If a file's text has no literal name, the file computes its pipeline's name, so it must be
         # imported to find the name.
-        if file in named or not names or file.stem == name:
+        if name in names or not names or file.stem == name:
             candidates.append(file)
     results = import_isolated(candidates)
     matching: list[Path] = []
@@ -147,7 +110,7 @@ def load_pipeline(folder: Path, name: str) -> Pipeline:
     if len(matching) > 1:
         raise _same_name_error(matching, name)
     for file, outcome in results.items():
-        if outcome.error and (file in named or file.stem == name):
+        if outcome.error and (name in declared[file] or file.stem == name):
             raise TopologyError(outcome.error, next_step=outcome.next_step)
     all_names = {outcome.text for outcome in results.values()}
     all_names.update(chain.from_iterable(declared.values()))

@@ -27,17 +27,19 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
 from sluice.errors import SettingsError, TopologyError
-from sluice.provision.libraries import Libraries
 from sluice.settings import LEAST_MEMORY_MB, Settings, megabytes
+from sluice.topology.durations import milliseconds
 from sluice.topology.loading.declared_names import declared_names
-from sluice.topology.window_definitions import milliseconds
 from sluice.values.budgets import Allowance, Budget
 from sluice.values.sink_tables import connection_variable
+
+if TYPE_CHECKING:
+    from sluice.provision.libraries import Libraries
 
 FILE = "sluice.toml"
 OWNER = "sluice"
@@ -113,7 +115,12 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def libraries(self, home: Path) -> Libraries | None:
         """Return the pipeline's own libraries in a home (SLUICE_HOME); None if it has none."""
-        return Libraries(Path(self.requirements), home) if self.requirements else None
+        if not self.requirements:
+            return None
+        # Few pipelines have libraries of their own, and this import takes 20 ms.
+        from sluice.provision.libraries import Libraries
+
+        return Libraries(Path(self.requirements), home)
 
     def applied_to(self, settings: Settings) -> Settings:
         """Return the settings of a run with these options."""

@@ -10,7 +10,7 @@ from sluice.engine.batch.stream_time import CLOSED, SEEN, StreamTimes
 from sluice.engine.publish.closed_windows import announced_times
 from sluice.errors import TopologyError
 from sluice.plan import Job, plan
-from sluice.topology.window_definitions import Duration
+from sluice.topology.durations import Duration
 
 
 class Sale(Struct):

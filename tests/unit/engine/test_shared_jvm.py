@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sluice.engine.shared_jvm import JvmKeeper, SharedJvm
+from sluice.engine.shared_jvm import JvmKeeper, SharedConf, SharedJvm
 from sluice.errors import EngineError
 from sluice.settings import Settings
 
@@ -137,3 +137,16 @@ def test_a_process_whose_jvm_has_ended_gets_an_error(tmp_path: Path) -> None:
     jvm = SharedJvm(tmp_path / "jvm", {}, {})
     with pytest.raises(EngineError, match="JVM has ended"):
         jvm.session(Settings.read({}), "sluice orders")
+
+
+class FakeConf:
+    """The settings of a JVM, which are asked for by their prefix only."""
+
+    def getAllWithPrefix(self, prefix: str) -> list[Any]:  # noqa: N802 (Spark's name)
+        assert prefix == "spark.executorEnv."
+        return [SimpleNamespace(_1=lambda: "ZONE", _2=lambda: "north")]
+
+
+def test_tasks_get_the_variables_that_the_settings_of_the_jvm_name() -> None:
+    java_conf: Any = FakeConf()
+    assert SharedConf(_jconf=java_conf).getAll() == [("spark.executorEnv.ZONE", "north")]

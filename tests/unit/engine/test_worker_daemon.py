@@ -30,17 +30,21 @@ with prepare():
 """
 """Starts a process that ends when its standard input ends, as a JVM does, and prints its id."""
 
+PYTHON = DRIVER.replace("jvm.pid", "os.environ['PYSPARK_PYTHON']").replace("sys", "os, sys", 1)
+"""As `DRIVER`, but prints which Python Spark starts for tasks."""
+
 
 @contextmanager
 def program(
     *arguments: str,
     variables: dict[str, str],
+    python: str = sys.executable,
     folder: Path | None = None,
     errors: int | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a Python program until the block ends, at which its standard input is closed."""
     process = subprocess.Popen(
-        [sys.executable, *arguments],
+        [python, *arguments],
         env=os.environ
         | {
             "PYSPARK_DRIVER_PYTHON": sys.executable,
@@ -96,6 +100,37 @@ def test_the_process_that_the_driver_has_prepared_is_the_daemon(tmp_path: Path) 
             driver.kill()
             jvm.wait(30)
             assert prepared.is_running()
+
+
+def test_spark_starts_a_small_program_in_place_of_python(tmp_path: Path) -> None:
+    variables = {PREPARED_DAEMON: str(tmp_path / "daemon")}
+    with program("-c", PYTHON, variables=variables) as driver:
+        python = output(driver).readline().decode().strip()
+        assert python == str(tmp_path / "python")
+        daemon = ("-m", "sluice.engine.worker_daemon", "pyspark.worker")
+        prepared = forked_by(driver)
+        with program(*daemon, variables=variables, python=python) as first:
+            assert worker(first).ppid() == prepared.pid
+            with program(*daemon, variables=variables, python=python) as second:
+                assert worker(second).ppid() == second.pid
+        # Whatever else Spark starts is started by the Python itself.
+        shows = "import sys, sluice; print(sys.executable, sys.argv[1:])"
+        with program("-c", shows, "a b", variables=variables, python=python) as other:
+            assert output(other).read().decode() == f"{sys.executable} ['a b']\n"
+
+
+@pytest.mark.parametrize("given", ["/opt/python", ""])
+def test_spark_starts_python_itself_if_the_small_program_cannot_take_its_place(
+    tmp_path: Path, given: str
+) -> None:
+    variables = {PREPARED_DAEMON: str(tmp_path / "daemon"), "PYSPARK_PYTHON": given}
+    if not given:
+        # The system would refuse to start it, as it does on a file system for data only.
+        variables["PYSPARK_PYTHON"] = sys.executable
+        (tmp_path / "python").write_text("not executable")
+    with program("-c", PYTHON, variables=variables) as driver:
+        python = output(driver).readline().decode().strip()
+    assert python == variables["PYSPARK_PYTHON"]
 
 
 def test_a_task_of_another_python_than_the_drivers_does_not_use_the_prepared_process(

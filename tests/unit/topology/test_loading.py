@@ -15,7 +15,7 @@ from sluice.engine.run.shipped_files import modules_archive
 from sluice.errors import EngineError, TopologyError
 from sluice.topology import Pipeline, load_pipeline, load_pipelines, nodes
 from sluice.topology.loading.declared_names import declared_names
-from sluice.topology.loading.pipeline_folders import pipeline_files
+from sluice.topology.loading.pipeline_files import files_naming, pipeline_files
 from sluice.topology.loading.pipeline_import import load_file
 from sluice.values.pipeline_modules import load_module, modules_beside
 
@@ -349,6 +349,14 @@ def test_a_pipeline_is_found_without_importing_other_files(tmp_path: Path) -> No
     write(tmp_path, broken="def", waits="import time; time.sleep(600)" + GOOD.format(name="waits"))
     assert load_pipeline(tmp_path, "fraud").name == "fraud"
     assert [file.name for file in ran.iterdir()] == ["fraud"]
+
+
+def test_a_name_in_parts_is_found(tmp_path: Path) -> None:
+    parts = GOOD.format(name="two").replace('"two"', '"t" "wo"')
+    write(tmp_path, a=GOOD.format(name="one"), b=parts)
+    assert files_naming(tmp_path, "one") == [tmp_path / "a.py"]
+    assert files_naming(tmp_path, "two") == []
+    assert load_pipeline(tmp_path, "two").file == tmp_path / "b.py"
 
 
 def test_a_computed_name_is_found(tmp_path: Path) -> None:

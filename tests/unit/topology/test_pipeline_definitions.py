@@ -17,8 +17,8 @@ from sluice.errors import TopologyError
 from sluice.plan import plan
 from sluice.topology import nodes
 from sluice.topology.author_functions import with_key
+from sluice.topology.durations import milliseconds
 from sluice.topology.streams import Stream
-from sluice.topology.window_definitions import milliseconds
 from sluice.values.function_wrappers import Not
 
 

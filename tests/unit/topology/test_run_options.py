@@ -9,7 +9,8 @@ import pytest
 
 from sluice.errors import SettingsError
 from sluice.settings import Settings
-from sluice.topology.loading.pipeline_folders import load_pipelines, pipeline_files
+from sluice.topology.loading.pipeline_files import pipeline_files
+from sluice.topology.loading.pipeline_folders import load_pipelines
 from sluice.topology.loading.run_options import DEFAULTS, RunOptions, run_options, unknown_names
 
 PIPELINE = """
