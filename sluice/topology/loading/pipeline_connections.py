@@ -18,6 +18,7 @@ from sluice.topology.loading.pipeline_folders import named_files
 from sluice.topology.loading.run_options import (
     DEFAULTS,
     FILE,
+    OWNER,
     RunOptions,
     allowances,
     pipeline_folders,
@@ -39,6 +40,17 @@ def options_of(folder: Path, pipeline: str, known: str = "") -> RunOptions:
     with suppress(SettingsError):
         return run_options(folder, _file_of(folder, pipeline, known), pipeline)
     return DEFAULTS
+
+
+def owner_of(folder: Path, pipeline: str, known: str = "") -> str:
+    """Return the owner of a pipeline, whose file in the newest run was `known`, if it is known.
+
+    The file may be in another folder: a changed pipeline is deployed from a folder of its own.
+    """
+    with suppress(SettingsError):
+        if known:
+            return run_options(folder, Path(known), pipeline).owner or OWNER
+    return options_of(folder, pipeline).owner or OWNER
 
 
 def allowances_of(folder: Path, pipeline: str) -> list[Allowance]:
