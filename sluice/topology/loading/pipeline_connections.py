@@ -63,10 +63,13 @@ def allowances_of(folder: Path, pipeline: str) -> list[Allowance]:
 
 
 def libraries_of_name(folder: Path, pipeline: str, home: Path) -> Libraries | None:
-    """Return a pipeline's own libraries; None if it has none, or if a `sluice.toml` is invalid."""
+    """Return a pipeline's own libraries; None if it has none.
+
+    Raise SettingsError if a `sluice.toml` is invalid, or if the pipeline may not have libraries.
+    """
     if not _is_mentioned(b"requirements", folder):
         return None
-    return options_of(folder, pipeline).libraries(home)
+    return run_options(folder, _file_of(folder, pipeline), pipeline).libraries(home)
 
 
 def _is_mentioned(option: bytes, folder: Path) -> bool:
