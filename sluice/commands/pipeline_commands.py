@@ -229,6 +229,8 @@ def _check_readers(plans: Sequence[Plan], *, is_complete: bool) -> list[SluiceEr
     from sluice.state.ledger.ledger import Ledger
 
     errors: list[SluiceError] = []
+    if not plans:
+        return errors
     with Ledger.open(settings().ledger) as ledger:
         for planned in plans:
             others = [other.job for other in plans]

@@ -106,7 +106,13 @@ def _output_fields(pipeline: Pipeline) -> dict[str, dict[str, str]]:
 
 
 def _output_keys(pipeline: Pipeline) -> dict[str, str]:
-    return {sink.topic: _key_of(sink.parent) for sink in pipeline.nodes_of(nodes.Sink)}
+    keys: dict[str, str] = {}
+    for sink in pipeline.nodes_of(nodes.Sink):
+        key = _key_of(sink.parent)
+        if key and sink.parent.key_window is not None:
+            key += " and its window"
+        keys[sink.topic] = key
+    return keys
 
 
 def _key_of(node: nodes.Node) -> str:

@@ -18,6 +18,8 @@ from sluice.values.topic_patterns import is_pattern, matches
 
 KEY = "(key)"
 """The entry, among the fields of an output, with the expression of the records' keys."""
+FORMAT = "(format)"
+"""The entry with the format of the records' values, such as `JSON` or `AVRO`."""
 _WHOLE = {name.upper(): size for name, size in SIZES.items()}
 """Types of whole numbers → their size."""
 _TEXTS = {"STRING", "DATE", "TIMESTAMP", "BINARY"}
@@ -85,7 +87,7 @@ def breaches(before: Interface, now: Interface, reader: Reader) -> list[Breach]:
             problems = ["it is no longer written"]
         else:
             problems = [*_topic_problems(now.topics[topic], fields)]
-            problems += _changed_key(before.topics[topic].get(KEY), now.topics[topic].get(KEY))
+            problems += changes_of_records(before.topics[topic], now.topics[topic])
         _add(found, Breach(reader, f"the topic {topic}", _without(problems, old)))
     for store, kinds in sorted(reader.stores.items()):
         if store not in before.stores:
@@ -97,7 +99,7 @@ def breaches(before: Interface, now: Interface, reader: Reader) -> list[Breach]:
                 problems = ["it was removed"]
             else:
                 problems = [*_store_problems(now.stores[store], kind)]
-                problems += _changed_key(was.key, now.stores[store].key)
+                problems += _changed("key", was.key, now.stores[store].key)
             _add(found, Breach(reader, f"the store {store}", _without(problems, old)))
     return found
 
@@ -153,11 +155,21 @@ def _contract(reader: Reader, topic: str) -> Mapping[str, str] | None:
     return None
 
 
-def _changed_key(before: str | None, now: str | None) -> list[str]:
+def changes_of_records(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+    """Yield how the records of an output differ from before, apart from the fields of values."""
+    for what, entry in (("key", KEY), ("format", FORMAT)):
+        yield from _changed(what, before.get(entry, ""), now.get(entry, ""))
+
+
+def _changed(what: str, before: str, now: str) -> Iterator[str]:
     # The key of an output may be unknown, such as that of a function.
-    if not before or not now or before == now:
-        return []
-    return [f"its key was {before} and is {now}"]
+    if before and now and before != now:
+        yield f"its {what} was {before} and is {now}"
+
+
+def fields_of(output: Mapping[str, str]) -> dict[str, str]:
+    """Return the fields of an output's values, without the entries for its records."""
+    return {name: kind for name, kind in output.items() if name not in (KEY, FORMAT)}
 
 
 def _store_problems(store: ReadableStore, read: str) -> Iterator[str]:
@@ -169,10 +181,13 @@ def _store_problems(store: ReadableStore, read: str) -> Iterator[str]:
 
 def _topic_problems(written: Mapping[str, str], contract: Mapping[str, str]) -> Iterator[str]:
     """Yield the fields of a contract that values no longer have, or have in another type."""
+    of_values = fields_of(written)
+    if of_values == {"value": ""}:
+        return  # the results of a function, of which no type is known
     if contract.keys() == {""}:
-        yield from _value_problems(written, contract[""])
+        yield from _value_problems(of_values, contract[""])
         return
-    fields = dict(_paths(written))
+    fields = dict(_paths(of_values))
     for path, text in contract.items():
         if path.endswith(UNKNOWN_FIELDS):
             if text == FORBIDDEN:
@@ -187,10 +202,9 @@ def _topic_problems(written: Mapping[str, str], contract: Mapping[str, str]) -> 
             yield f"the field {path} is {fields[path]}, not {_bare(text)}"
 
 
-def _value_problems(written: Mapping[str, str], text: str) -> Iterator[str]:
+def _value_problems(fields: Mapping[str, str], text: str) -> Iterator[str]:
     """Compare values without fields. A reader of text or bytes takes every value."""
     kind = _bare(text)
-    fields = {name: of_field for name, of_field in written.items() if name != KEY}
     if kind in ("STRING", "BINARY") or not fields:
         return
     if [*fields] != ["value"]:
@@ -221,8 +235,7 @@ def _has_known_fields(fields: Mapping[str, str], path: str) -> bool:
 def _paths(fields: Mapping[str, str], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield path of a field → its type, in the form of `contract_fields`."""
     for name, kind in fields.items():
-        if name != KEY:
-            yield from _of_type(f"{prefix}{name}", kind)
+        yield from _of_type(f"{prefix}{name}", kind)
 
 
 def _of_type(path: str, kind: str) -> Iterator[tuple[str, str]]:

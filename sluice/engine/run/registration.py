@@ -7,11 +7,12 @@ from typing import Any, Protocol
 
 from sluice.engine.batch.storage import Storage
 from sluice.engine.run.compatibility import IN_ANY_ORDER
-from sluice.plan import Job
+from sluice.plan import Job, Sink
 from sluice.plan.operator_parameters import CallParameters, ProcessParameters, TableLookupParameters
 from sluice.state.model import GenerationInfo, StoreInfo, WorkerInfo
-from sluice.values.interfaces import KEY
+from sluice.values.interfaces import FORMAT, KEY
 from sluice.values.kept_headers import KEEPS_HEADERS
+from sluice.values.registry_formats import RegistryFormat
 from sluice.values.sql_types import compact
 from sluice.values.windows import AnyWindow
 
@@ -59,10 +60,20 @@ def _outputs(job: Job) -> dict[str, dict[str, str]]:
     outputs: dict[str, dict[str, str]] = {}
     for sink in job.sinks:
         outputs[sink.topic] = {**job.pipeline.output_fields.get(sink.topic, {})}
-        # An empty text is a key that is not known, such as that of a function.
-        if sink.table is None and (key := job.pipeline.output_keys.get(sink.topic)):
-            outputs[sink.topic][KEY] = key
+        if sink.table is None:
+            outputs[sink.topic] |= {
+                KEY: job.pipeline.output_keys.get(sink.topic, ""),
+                FORMAT: _format_of(sink),
+            }
     return outputs
+
+
+def _format_of(sink: Sink) -> str:
+    if sink.encode is None:
+        return "JSON"
+    if isinstance(sink.encode.value, RegistryFormat):
+        return sink.encode.value.kind
+    return "that of a serde"
 
 
 def stores_read_by(job: Job) -> dict[str, dict[str, list[str]]]:

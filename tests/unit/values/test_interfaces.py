@@ -10,6 +10,7 @@ import pytest
 
 from sluice.values.contract_fields import contract_fields
 from sluice.values.interfaces import (
+    FORMAT,
     KEY,
     Interface,
     ReadableStore,
@@ -118,6 +119,17 @@ def test_choices_are_compared_by_the_type_of_their_values() -> None:
 def test_a_type_that_is_not_known_breaks_nothing() -> None:
     assert broken_in_topic(ORDERS | {"amount": ""}) == []
     assert broken_in_topic({}) == []
+
+
+def test_results_of_a_function_without_a_type_break_nothing() -> None:
+    assert broken_in_topic({"value": "", KEY: "id", FORMAT: "JSON"}) == []
+
+
+def test_another_format_is_a_breach() -> None:
+    before = ORDERS | {FORMAT: "JSON"}
+    assert broken_in_topic(ORDERS | {FORMAT: "AVRO"}, before=before) == [
+        "its format was JSON and is AVRO"
+    ]
 
 
 def test_a_reader_that_forbids_unknown_fields_does_not_get_new_ones() -> None:
