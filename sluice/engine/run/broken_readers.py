@@ -127,7 +127,7 @@ def stores_read(
 ) -> dict[str, list[str]]:
     """Return store → the types in which it is read, of the pipeline with one of these names."""
     stores: dict[str, list[str]] = {}
-    for name in names & reads.keys():
+    for name in reads.keys() & {*names}:
         for store, kinds in reads[name].items():
             stores.setdefault(store, []).extend(kinds)
     return stores

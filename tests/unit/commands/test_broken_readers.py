@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from sluice import Pipeline
 from sluice.commands.cli import app
+from sluice.driver import naming_owners
+from sluice.engine.run.broken_readers import BreaksReadersError, stores_read
 from sluice.engine.run.check_without_spark import description_now
+from sluice.errors import TopologyError
 from sluice.plan import plan
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationInfo
 from sluice.topology import load_pipeline
+from sluice.values.interfaces import Breach, Reader
 
 pytestmark = pytest.mark.unit
 
@@ -209,3 +215,29 @@ def test_a_permission_that_is_no_longer_needed_is_named(platform: Platform) -> N
     assert (
         "warning: customers: may_break names reports, for which the change breaks nothing" in said
     )
+
+
+def test_a_driver_adds_the_owners_to_the_error_of_a_run(platform: Platform) -> None:
+    platform.read_by("reports", READS_TOPIC)
+    file = platform.folder / "shop" / "reports.py"
+    breach = Breach(Reader("reports", file=str(file)), "the topic clean", ("it is gone",))
+    with pytest.raises(BreaksReadersError) as caught, naming_owners(settings()):
+        raise BreaksReadersError("customers", [breach])
+    assert f"reports (owner shop, {file}) reads the topic clean: it is gone." in str(caught.value)
+
+
+def test_a_reader_that_knows_the_writer_by_a_former_name_is_a_reader() -> None:
+    reads = {"clients": {"by_id": ["STRING"]}, "customers": {"by_id": ["INT"], "by_age": ["INT"]}}
+    assert stores_read(["customers"], reads) == {"by_id": ["INT"], "by_age": ["INT"]}
+    both = stores_read(["clients", "customers"], reads)
+    assert {store: sorted(kinds) for store, kinds in both.items()} == {
+        "by_id": ["INT", "STRING"],
+        "by_age": ["INT"],
+    }
+
+
+@pytest.mark.parametrize("given", ["reports", 5, [1]])
+def test_the_readers_that_may_break_are_a_list_of_names(given: Any) -> None:
+    with pytest.raises(TopologyError, match="may_break=") as caught:
+        Pipeline("customers", may_break=given)
+    assert caught.value.next_step == 'Write a list of pipelines, such as ["reports"].'
