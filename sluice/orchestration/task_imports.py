@@ -6,8 +6,8 @@ modules imported, which saves it most of the time between its start and that of 
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
-from typing import Any
 
 import structlog
 from airflow.configuration import conf
@@ -17,19 +17,21 @@ from airflow.plugins_manager import AirflowPlugin
 log = structlog.get_logger(__name__)
 
 _FORKS_TASKS = "LocalExecutor"
-_SCHEDULER = "SchedulerJob"
+_SCHEDULER = "scheduler"
+"""The command that starts a scheduler."""
 
 
 class _SchedulerStarts:
     """Hears that a component of Airflow starts."""
 
     @hookimpl
-    def on_starting(self, component: Any) -> None:
-        """Import what tasks need if the component is a scheduler that forks them.
+    def on_starting(self) -> None:
+        """Import what tasks need if this process is a scheduler that forks them.
 
-        Airflow calls this before the scheduler starts its executor.
+        Airflow calls this before the scheduler starts its executor. Of which kind the component is,
+        Airflow says only later.
         """
-        is_scheduler = getattr(component, "job_type", "") == _SCHEDULER
+        is_scheduler = sys.argv[1:2] == [_SCHEDULER]
         if is_scheduler and _FORKS_TASKS in conf.get("core", "executor", fallback=""):
             import_for_tasks()
 

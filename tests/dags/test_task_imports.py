@@ -2,60 +2,56 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-from airflow.listeners.listener import get_listener_manager
 from structlog.testing import capture_logs
 
 from sluice.orchestration import task_imports
-from sluice.orchestration.task_imports import TaskImports
+from sluice.orchestration.task_imports import import_for_tasks
 
-
-@dataclass
-class Component:
-    """A component of Airflow that starts."""
-
-    job_type: str
-
-
-@pytest.fixture
-def imported(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    names: list[str] = []
-    monkeypatch.setattr(task_imports, "import_module", names.append)
-    return names
-
-
-def start(job_type: str) -> None:
-    """Let Airflow say that a component starts."""
-    manager = get_listener_manager()
-    (listener,) = TaskImports.listeners
-    manager.pm.register(listener)
-    try:
-        manager.hook.on_starting(component=Component(job_type))
-    finally:
-        manager.pm.unregister(listener)
+ROOT = Path(__file__).parents[2]
+COMPONENT = """
+import sys
+sys.argv = ["airflow", {command!r}]
+from airflow.jobs.job import Job
+Job()
+print("sluice.orchestration.dags" in sys.modules)
+"""
 
 
 @pytest.mark.parametrize(
-    ("executor", "job_type", "is_imported"),
+    ("command", "executor", "is_imported"),
     [
-        ("LocalExecutor", "SchedulerJob", True),
-        ("CeleryExecutor,LocalExecutor", "SchedulerJob", True),
-        ("LocalExecutor", "TriggererJob", False),
-        ("CeleryExecutor", "SchedulerJob", False),
+        ("scheduler", "LocalExecutor", True),
+        ("scheduler", "CeleryExecutor", False),
+        ("triggerer", "LocalExecutor", False),
     ],
 )
 def test_only_a_scheduler_that_forks_tasks_imports_their_modules(
-    imported: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    executor: str,
-    job_type: str,
-    is_imported: bool,
+    tmp_path: Path, command: str, executor: str, is_imported: bool
 ) -> None:
-    monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", executor)
-    start(job_type)
-    assert imported == (["sluice.orchestration.dags"] if is_imported else [])
+    """Every component of Airflow makes a job before it does anything else."""
+    variables = os.environ | {
+        "AIRFLOW_HOME": str(tmp_path),
+        "AIRFLOW__CORE__EXECUTOR": executor,
+        "AIRFLOW__CORE__PLUGINS_FOLDER": str(ROOT / "plugins"),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "SLUICE_HOME": str(tmp_path),
+        "PYTHONPATH": str(ROOT),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", COMPONENT.format(command=command)],
+        env=variables,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == str(is_imported), done.stderr
 
 
 def test_a_scheduler_starts_also_if_the_modules_cannot_be_imported(
@@ -65,7 +61,6 @@ def test_a_scheduler_starts_also_if_the_modules_cannot_be_imported(
         raise ImportError(f"no module {name}")
 
     monkeypatch.setattr(task_imports, "import_module", fail)
-    monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "LocalExecutor")
     with capture_logs() as logs:
-        start("SchedulerJob")
+        import_for_tasks()
     assert logs[0]["why"] == "ImportError: no module sluice.orchestration.dags"
