@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -71,6 +72,7 @@ class Tasks:
         """Start a warm driver with the environment of Airflow's tasks, unless it runs."""
         if self.warm is not None and self.warm.poll() is None:
             return self.warm
+        self.close()
         self.warm = subprocess.Popen(
             [sys.executable, "-m", "sluice", "warm", "--master", self.platform.spark_master],
             env=self.platform.variables(),
@@ -82,6 +84,14 @@ class Tasks:
         while READY not in self.warm.stdout.readline():
             assert self.warm.poll() is None
         return self.warm
+
+    def close(self) -> None:
+        """End the warm driver."""
+        if self.warm is not None:
+            self.warm.terminate()
+            self.warm.wait(60)
+            assert self.warm.stdout is not None
+            self.warm.stdout.close()
 
     def send(self) -> None:
         produce(self.platform.kafka_config, "words", (("key", b"word", 0) for _ in range(RECORDS)))
@@ -157,9 +167,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tasks]:
                     break
             made = Tasks(platform, airflow)
             yield made
-            if made.warm is not None:
-                made.warm.terminate()
-                made.warm.wait(60)
+            made.close()
         sessions |= platform.sessions
     assert members(sessions) == []
 
@@ -241,7 +249,8 @@ def test_a_driver_that_is_killed_loses_no_record(tasks: Tasks) -> None:
     run = tasks.trigger()
     tasks.wait_until_held()
     assert tasks.warm is not None
-    tasks.warm.send_signal(signal.SIGKILL)
+    # The command, the driver and its JVM.
+    os.killpg(tasks.warm.pid, signal.SIGKILL)
     tasks.warm.wait(60)
     tasks.go_on()
     task = tasks.ended(run)
