@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Annotated, Any
@@ -92,16 +92,15 @@ def main(
             (pipelines / "sluice.toml").write_text(OPTIONS)
         with LocalPlatform(home, pipelines=pipelines) as platform:
             platform.start(lambda: create_topics_of(platform, chosen))
-            results: dict[str, Measured] = {}
-            with platform.as_user() as airflow:
-                for name in chosen:
-                    if name == "warm":
-                        with warm_driver(platform):
-                            results[name] = measure(platform, airflow, name, bursts, pause)
-                    else:
-                        results[name] = measure(platform, airflow, name, bursts, pause)
-    Console().print(table(results))
-    Console().print(phases_table(results))
+            results = {name: Measured() for name in chosen}
+            try:
+                with platform.as_user() as airflow:
+                    for name in chosen:
+                        with warm_driver(platform) if name == "warm" else nullcontext():
+                            measure(platform, airflow, name, bursts, pause, results[name])
+            finally:
+                # Also if the command is interrupted.
+                show({name: each for name, each in results.items() if len(each.seconds) > 1})
 
 
 def create_topics_of(platform: LocalPlatform, names: list[str]) -> None:
@@ -130,14 +129,18 @@ def warm_driver(platform: LocalPlatform) -> Iterator[None]:
 
 
 def measure(
-    platform: LocalPlatform, airflow: Airflow, name: str, bursts: int, pause: float
-) -> Measured:
-    """Return the seconds from the first record of each burst to its answer.
+    platform: LocalPlatform,
+    airflow: Airflow,
+    name: str,
+    bursts: int,
+    pause: float,
+    measured: Measured,
+) -> None:
+    """Measure the seconds from the first record of each burst to its answer.
 
     The first burst, which also warms up, is left out.
     """
     chance = random.Random(1)
-    measured = Measured()
     with console.status(name) as status:
         for burst in range(bursts + 1):
             if name != "lingering":
@@ -153,7 +156,6 @@ def measure(
                 if name != "lingering":
                     moments = moments_of(platform, airflow, name)
                     measured.phases.append(differences([begun_at, *moments, time.time()]))
-    return measured
 
 
 def wait_for_answer(platform: LocalPlatform, airflow: Airflow, name: str, key: str) -> None:
@@ -204,6 +206,13 @@ def epoch(text: str) -> float:
 
 def differences(moments: list[float]) -> list[float]:
     return [later - earlier for earlier, later in itertools.pairwise(moments)]
+
+
+def show(results: dict[str, Measured]) -> None:
+    if results:
+        Console().print(table(results))
+    if any(measured.phases for measured in results.values()):
+        Console().print(phases_table(results))
 
 
 def percentile(seconds: list[float], percent: int) -> float:
