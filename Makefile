@@ -85,8 +85,8 @@ bench-freshness: $(JARS) ## Time records until REST answers with them, from idle
 	@PYTHONPATH=. $(BIN)/python benchmarks/freshness.py $(ARGS)
 
 .PHONY: bench-fleet
-bench-fleet: $(JARS) ## Time the runs of PIPELINES=60 small pipelines, cold and with a warm driver; ARGS='--active 10 --records 1000 --rounds 3 --places 2'
-	@PYTHONPATH=. $(BIN)/python benchmarks/fleet.py $(if $(PIPELINES),--pipelines $(PIPELINES)) $(ARGS)
+bench-fleet: $(JARS) ## Time the runs of PIPELINES=60 small pipelines, cold and with a warm driver; PEER=1 for Kafka Streams' beside it, ARGS='--active 10 --records 1000 --rounds 3 --places 2'
+	@PYTHONPATH=. $(BIN)/python benchmarks/fleet.py $(if $(PIPELINES),--pipelines $(PIPELINES)) $(if $(PEER),--peer) $(ARGS)
 
 .PHONY: bench-monitoring
 bench-monitoring: $(JARS) ## Show what the overview, /metrics and the DAG file cost for many pipelines; ARGS='--pipelines 60'

@@ -1,9 +1,11 @@
 """Runs of many small pipelines, cold and with a warm driver: `fleet.py --pipelines 60`.
 
 In each round, some pipelines get records, and one run of each of them starts at once, with `sluice
-run`; a pool limits how many of these runs are processed at the same time. The
-freshness of a pipeline is the time from its last record to the end of its run. Airflow is not part
-of it: `make bench-freshness` measures the way through Airflow.
+run`; a pool limits how many of these runs are processed at the same time. The freshness of a
+pipeline is the time from its last record to the end of its run. Airflow is not part of it: `make
+bench-freshness` measures the way through Airflow. With `--peer`, as many Kafka Streams programs as
+fit run on the same machine and get the same records (`fleet_peer.py`), and the warm driver is also
+measured while idle.
 
 The CPU time is that of all processes, from the start of the driver to its end, as the kernel has
 counted it, without the broker. The memory is the peak of all processes together; a page that
@@ -35,6 +37,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import fleet_peer
 from benchmarks.cost import SLUICE, environment
 from sluice.kafka.topics import Topic, create_topics, produce
 from sluice.local.broker import EmbeddedKafka
@@ -71,6 +74,9 @@ class Measured:
     peak_gb: float = 0.0
     fixed_cpu_s: float = 0.0
     """The part of the CPU time that starting and ending the warm driver has taken."""
+    idle_cores: float = 0.0
+    idle_gb: float = 0.0
+    """The CPU time per second, and the memory, of a warm driver after its rounds."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +104,7 @@ class Fleet:
         begun: dict[str, float] = {}
         waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
         for name in active:
-            keys = (f"key-{number % KEYS}" for number in range(self.records))
-            produce(self.kafka, name, ((key, b"x", 0) for key in keys))
+            send(self.kafka, name, self.records)
             begun[name] = time.monotonic()
             waiting.put(name)
         variables = {**environment(self.home, self.pipelines, self.kafka), "SLUICE_WARM": warm}
@@ -159,6 +164,8 @@ def main(
     records: Annotated[int, typer.Option(min=1, help="Records of a pipeline in a round.")] = 1_000,
     rounds: Annotated[int, typer.Option(min=1, help="Number of rounds.")] = 3,
     places: Annotated[int, typer.Option(min=1, help="Most runs at the same time.")] = 2,
+    peer: Annotated[bool, typer.Option(help="Also measure Kafka Streams programs.")] = False,
+    idle_s: Annotated[float, typer.Option(help="Seconds of the measurement while idle.")] = 30.0,
 ) -> None:
     """Run the rounds cold, and then with a warm driver."""
     # Processes whose parents have ended become children of this process, which waits for them. So
@@ -176,12 +183,36 @@ def main(
             fleet.write()
             # This first run is not measured: it writes an archive of classes, and the ledger.
             fleet.round(names[:1], Measured(""), warm="off")
-            results.append(measure(fleet, name, active, rounds))
+            results.append(measure(fleet, name, active, rounds, idle_s if peer else 0.0))
+        programs: fleet_peer.Cost | None = None
+        if peer:
+            home = Path(folder) / "peer"
+            home.mkdir()
+            names = [f"peer{number}" for number in range(pipelines)]
+            create_topics(kafka, [Topic(name, 2, 1) for name in names])
+            programs = fleet_peer.measure(
+                home,
+                kafka,
+                names,
+                active,
+                rounds,
+                records,
+                idle_s,
+                lambda topic: send(kafka, topic, records),
+                console.print,
+            )
     Console().print(table(results))
+    if programs is not None:
+        Console().print(table_of_both(results[-1], programs, pipelines))
     print(json.dumps([vars(measured) for measured in results]), file=sys.stderr)
 
 
-def measure(fleet: Fleet, name: str, active: int, rounds: int) -> Measured:
+def send(kafka: dict[str, str], topic: str, records: int) -> None:
+    keys = (f"key-{number % KEYS}" for number in range(records))
+    produce(kafka, topic, ((key, b"x", 0) for key in keys))
+
+
+def measure(fleet: Fleet, name: str, active: int, rounds: int, idle_s: float) -> Measured:
     measured = Measured(name)
     before = cpu_of_children()
     if name == "warm":
@@ -193,6 +224,8 @@ def measure(fleet: Fleet, name: str, active: int, rounds: int) -> Measured:
         if name == "warm":
             with fleet.warm_driver():
                 run_rounds(fleet, measured, active, rounds, warm="use")
+                if idle_s:
+                    measure_idle(measured, idle_s)
         else:
             run_rounds(fleet, measured, active, rounds, warm="off")
     measured.cpu_s = cpu_of_children() - before
@@ -207,6 +240,39 @@ def run_rounds(fleet: Fleet, measured: Measured, active: int, rounds: int, *, wa
         fleet.round(chosen, measured, warm=warm)
         console.print(f"{measured.name}: round {number + 1} of {rounds}")
     measured.elapsed_s = time.monotonic() - begun
+
+
+def measure_idle(measured: Measured, seconds: float) -> None:
+    """Measure all descendants but the broker while nothing runs."""
+    before, begun = _cpu_now(), time.monotonic()
+    time.sleep(seconds)
+    measured.idle_cores = (_cpu_now() - before) / (time.monotonic() - begun)
+    measured.idle_gb = _memory_now()
+
+
+def _descendants() -> Iterator[psutil.Process]:
+    """Yield all descendants that run, except the broker."""
+    for child in psutil.Process().children(recursive=True):
+        if "kafka.Kafka" not in " ".join(_command(child)) and not has_ended(child):
+            yield child
+
+
+def _cpu_now() -> float:
+    seconds = 0.0
+    for child in _descendants():
+        with suppress(psutil.Error):
+            times = child.cpu_times()
+            seconds += times.user + times.system
+    return seconds
+
+
+def _memory_now() -> float:
+    """Return the memory of all descendants but the broker, in GB."""
+    size = 0
+    for child in _descendants():
+        with suppress(psutil.Error):
+            size += child.memory_full_info().pss
+    return size / 1e9
 
 
 def cpu_of_children() -> float:
@@ -238,15 +304,8 @@ def memory_of_children(measured: Measured) -> Iterator[None]:
     ended = threading.Event()
 
     def sample() -> None:
-        own = psutil.Process()
         while not ended.wait(0.5):
-            size = 0
-            for child in own.children(recursive=True):
-                if "kafka.Kafka" in " ".join(_command(child)) or has_ended(child):
-                    continue
-                with suppress(psutil.Error):
-                    size += child.memory_full_info().pss
-            measured.peak_gb = max(measured.peak_gb, size / 1e9)
+            measured.peak_gb = max(measured.peak_gb, _memory_now())
 
     thread = threading.Thread(target=sample, daemon=True)
     thread.start()
@@ -277,6 +336,31 @@ def table(results: Sequence[Measured]) -> Table:
             f"{measured.elapsed_s:.1f}",
             f"{measured.peak_gb:.2f}",
         )
+    return shown
+
+
+def table_of_both(warm: Measured, programs: fleet_peer.Cost, pipelines: int) -> Table:
+    """Compare a warm driver for all pipelines with a Kafka Streams program for each of them."""
+    columns = ("", "processes", "idle cores", "GB", "CPU s of a fed one", "fed p50 s", "fed p99 s")
+    shown = Table(*columns, box=None)
+    fed_cpu_s = (warm.cpu_s - warm.fixed_cpu_s) / len(warm.seconds)
+    kinds = (
+        ("Sluice, warm", f"1 for {pipelines}", warm.idle_cores, warm.idle_gb, fed_cpu_s),
+        (
+            "Kafka Streams",
+            f"{programs.programs} of {pipelines}",
+            programs.idle_cores,
+            programs.memory_gb,
+            programs.fed_cpu_s,
+        ),
+    )
+    for (name, processes, cores, memory, cpu), seconds in zip(
+        kinds, (warm.run_seconds, programs.seconds), strict=True
+    ):
+        p50 = statistics.median(seconds)
+        p99 = statistics.quantiles(seconds, n=100, method="inclusive")[-1]
+        figures = (f"{cores:.2f}", f"{memory:.2f}", f"{cpu:.2f}", f"{p50:.2f}", f"{p99:.2f}")
+        shown.add_row(name, processes, *figures)
     return shown
 
 

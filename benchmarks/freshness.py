@@ -1,26 +1,38 @@
 """Measures the time from a record to its answer over REST: `freshness.py --bursts 30`.
 
 Kafka and all components of Airflow run on this machine. A burst is twenty records with a new key.
-It ends when a GET of that key through Airflow, logged in, returns its count. One pipeline is idle
-before each burst: its last run has ended, so the times include the trigger, the DAG run and
-spark-submit. The other lingers: its run waits for new records.
+It ends when a GET of that key through Airflow, logged in, returns its count. One pipeline lingers:
+its run waits for new records. Before each burst of the others, their last run has ended, so the
+times include the trigger, the DAG run and the task: one pipeline starts a driver of its own, and
+the other uses a warm driver. For these two, a second table shows where the time goes.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
+import signal
 import statistics
+import subprocess
 import time
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Annotated, Any
 
 import httpx
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.cost import SLUICE
 from sluice.kafka.topics import Topic, create_topics, produce
 from sluice.local.airflow_client import Airflow
 from sluice.local.platform import LocalPlatform
+from sluice.settings import Settings
+from sluice.state.ledger.ledger import Ledger
+from sluice.warm.warm_driver import READY
 from tests.support.kept_folders import kept_on_failure
 from tests.support.signals import interrupt_on_sigterm
 
@@ -31,10 +43,33 @@ from sluice import Pipeline
 pipeline = Pipeline("{name}", workers=1, linger="{linger}")
 pipeline.stream("{name}", value=str).group_by_key().count(store="{name}_count")
 '''
-LINGER = {"idle": "0 ms", "lingering": "20 minutes"}
+LINGER = {"lingering": "20 minutes", "idle": "0 ms", "warm": "0 ms"}
+OPTIONS = """
+[pipelines.warm]
+warm = "use"
+"""
 LONGEST_S = 180.0
+PHASES = (
+    "the trigger sees the records",
+    "the scheduler makes the DAG run",
+    "it starts the DAG run",
+    "it queues the task",
+    "the task starts",
+    "the driver plans the batch",
+    "the driver publishes it",
+    "REST answers",
+)
 
 console = Console(stderr=True)
+
+
+@dataclass
+class Measured:
+    """The bursts of a pipeline."""
+
+    seconds: list[float] = field(default_factory=list)
+    phases: list[list[float]] = field(default_factory=list)
+    """The seconds of each phase, by burst."""
 
 
 def main(
@@ -42,48 +77,85 @@ def main(
     pause: Annotated[
         float, typer.Option(help="Longest pause between two bursts, in seconds.")
     ] = 5.0,
+    only: Annotated[
+        list[str] | None, typer.Option(help=f"Of {', '.join(LINGER)}; default: all.")
+    ] = None,
 ) -> None:
-    """Time bursts, first while the pipeline lingers and then from idle."""
+    """Time bursts while a pipeline lingers, and from idle with its own and with a warm driver."""
+    chosen = only or [*LINGER]
     with kept_on_failure("sluice-bench-") as home:
         pipelines = home / "pipelines"
         pipelines.mkdir()
-        for name, linger in LINGER.items():
-            (pipelines / f"{name}.py").write_text(PIPELINE.format(name=name, linger=linger))
+        for name in chosen:
+            (pipelines / f"{name}.py").write_text(PIPELINE.format(name=name, linger=LINGER[name]))
+        if "warm" in chosen:
+            (pipelines / "sluice.toml").write_text(OPTIONS)
         with LocalPlatform(home, pipelines=pipelines) as platform:
-            platform.start(lambda: create_topics_of(platform))
-            with platform.as_user() as airflow:
-                results: dict[str, list[float]] = {}
-                for name in ("lingering", "idle"):
-                    results[name] = measure(platform, airflow, name, bursts, pause)
-    Console().print(table(results))
+            platform.start(lambda: create_topics_of(platform, chosen))
+            results = {name: Measured() for name in chosen}
+            try:
+                with platform.as_user() as airflow:
+                    for name in chosen:
+                        with warm_driver(platform) if name == "warm" else nullcontext():
+                            measure(platform, airflow, name, bursts, pause, results[name])
+            finally:
+                # Also if the command is interrupted.
+                show({name: each for name, each in results.items() if len(each.seconds) > 1})
 
 
-def create_topics_of(platform: LocalPlatform) -> None:
-    create_topics(platform.kafka_config, [Topic(name, 2, 1) for name in LINGER])
+def create_topics_of(platform: LocalPlatform, names: list[str]) -> None:
+    create_topics(platform.kafka_config, [Topic(name, 2, 1) for name in names])
+
+
+@contextmanager
+def warm_driver(platform: LocalPlatform) -> Iterator[None]:
+    """Run a warm driver with the environment of Airflow's tasks during the block."""
+    log = platform.logs / "warm-driver.log"
+    with log.open("w") as output:
+        command = [SLUICE, "warm", "--master", platform.spark_master]
+        driver = subprocess.Popen(
+            command, env=platform.variables(), stdout=output, stderr=output, start_new_session=True
+        )
+        try:
+            for _ in platform.ticks(LONGEST_S, "The warm driver is not ready"):
+                if READY in log.read_text():
+                    break
+                if driver.poll() is not None:
+                    raise SystemExit(f"The warm driver does not start:\n{log.read_text()}")
+            yield
+        finally:
+            driver.send_signal(signal.SIGTERM)
+            driver.wait()
 
 
 def measure(
-    platform: LocalPlatform, airflow: Airflow, name: str, bursts: int, pause: float
-) -> list[float]:
-    """Return the seconds from the first record of each burst to its answer.
+    platform: LocalPlatform,
+    airflow: Airflow,
+    name: str,
+    bursts: int,
+    pause: float,
+    measured: Measured,
+) -> None:
+    """Measure the seconds from the first record of each burst to its answer.
 
     The first burst, which also warms up, is left out.
     """
     chance = random.Random(1)
-    seconds: list[float] = []
     with console.status(name) as status:
         for burst in range(bursts + 1):
-            if name == "idle":
+            if name != "lingering":
                 wait_until_idle(platform, airflow, name)
             time.sleep(chance.uniform(0, pause))
             key = f"key-{burst}"
-            begun = time.monotonic()
+            begun, begun_at = time.monotonic(), time.time()
             produce(platform.kafka_config, name, ((key, b"x", 0) for _ in range(20)))
             wait_for_answer(platform, airflow, name, key)
             if burst:
-                seconds.append(time.monotonic() - begun)
-                status.update(f"{name}, burst {burst} of {bursts}: {seconds[-1]:.1f} s")
-    return seconds
+                measured.seconds.append(time.monotonic() - begun)
+                status.update(f"{name}, burst {burst} of {bursts}: {measured.seconds[-1]:.1f} s")
+                if name != "lingering":
+                    moments = moments_of(platform, airflow, name)
+                    measured.phases.append(differences([begun_at, *moments, time.time()]))
 
 
 def wait_for_answer(platform: LocalPlatform, airflow: Airflow, name: str, key: str) -> None:
@@ -100,20 +172,76 @@ def wait_until_idle(platform: LocalPlatform, airflow: Airflow, name: str) -> Non
             return
 
 
-def table(results: dict[str, list[float]]) -> Table:
-    columns = ("pipeline before the burst", "bursts", "min s", "p50 s", "p95 s", "max s")
+def moments_of(platform: LocalPlatform, airflow: Airflow, name: str) -> list[float]:
+    """Return when each phase of the newest run but the last has ended, in epoch s."""
+    run = airflow.runs(name)[-1]
+    (task,) = airflow.tasks(name, run["dag_run_id"])
+    events = airflow.json("/api/v2/assets/events", order_by="-timestamp", limit=20)
+    of_run = [
+        event
+        for event in events["asset_events"]
+        if any(made["run_id"] == run["dag_run_id"] for made in event["created_dagruns"])
+    ]
+    home = Settings.read(platform.variables())
+    with Ledger.open(home.ledger) as ledger:
+        snapshot = ledger.snapshots.latest(name)
+        assert snapshot is not None
+        batch = ledger.history.get(snapshot.ref, snapshot.batch)
+        assert batch is not None
+    seen: Any = of_run[0]["timestamp"] if of_run else run["queued_at"]
+    return [
+        epoch(seen),
+        epoch(run["queued_at"]),
+        epoch(run["start_date"]),
+        epoch(task["queued_when"]),
+        epoch(task["start_date"]),
+        batch.begun / 1_000,
+        snapshot.published_at.timestamp(),
+    ]
+
+
+def epoch(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
+
+
+def differences(moments: list[float]) -> list[float]:
+    return [later - earlier for earlier, later in itertools.pairwise(moments)]
+
+
+def show(results: dict[str, Measured]) -> None:
+    if results:
+        Console().print(table(results))
+    if any(measured.phases for measured in results.values()):
+        Console().print(phases_table(results))
+
+
+def percentile(seconds: list[float], percent: int) -> float:
+    return statistics.quantiles(seconds, n=100, method="inclusive")[percent - 1]
+
+
+def table(results: dict[str, Measured]) -> Table:
+    columns = ("pipeline before the burst", "bursts", "min s", "p50 s", "p95 s", "p99 s", "max s")
     shown = Table(*columns, box=None)
-    for name, seconds in results.items():
-        p50 = statistics.median(seconds)
-        p95 = statistics.quantiles(seconds, n=20, method="inclusive")[-1]
+    for name, measured in results.items():
+        seconds = measured.seconds
+        figures = [min(seconds), *[percentile(seconds, each) for each in (50, 95, 99)]]
         shown.add_row(
             name,
             str(len(seconds)),
-            f"{min(seconds):.1f}",
-            f"{p50:.1f}",
-            f"{p95:.1f}",
-            f"{max(seconds):.1f}",
+            *[f"{figure:.2f}" for figure in (*figures, max(seconds))],
         )
+    return shown
+
+
+def phases_table(results: dict[str, Measured]) -> Table:
+    """Return the median seconds of each phase from idle."""
+    from_idle = {name: measured for name, measured in results.items() if measured.phases}
+    shown = Table("until", *[f"{name} p50 s" for name in from_idle], box=None)
+    for number, phase in enumerate(PHASES):
+        medians: list[str] = []
+        for measured in from_idle.values():
+            medians.append(f"{statistics.median([burst[number] for burst in measured.phases]):.2f}")
+        shown.add_row(phase, *medians)
     return shown
 
 

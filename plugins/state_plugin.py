@@ -1,5 +1,6 @@
-"""Airflow plugin: serves the state of the pipelines, and adds Sluice's page to the navigation."""
+"""Airflow plugins: the state of the pipelines, Sluice's page, and tasks that start sooner."""
 
 from sluice.api.plugin import StatePlugin
+from sluice.orchestration.task_imports import TaskImports
 
-__all__ = ["StatePlugin"]
+__all__ = ["StatePlugin", "TaskImports"]

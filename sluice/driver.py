@@ -168,6 +168,7 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str) -> None
         traced_run(name, configuration.run),
         measured_run(configuration, name) as note_ready,
         note_failure(configuration, name, run=configuration.run),
+        naming_owners(configuration),
         jvm_errors(),
     ):
         spark.add_done_callback(lambda _: note_ready())
@@ -181,6 +182,18 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str) -> None
 
         read = RepairingRun(spark, planned.job, configuration, plan_without).run()
     log.info("run done", pipeline=name, read=read, seconds=round(time.monotonic() - begun, 1))
+
+
+@contextmanager
+def naming_owners(configuration: Settings) -> Iterator[None]:
+    """Add the readers' owners to an error of the block that says which readers a change breaks."""
+    from sluice.engine.run.broken_readers import BreaksReadersError
+    from sluice.topology.loading.pipeline_connections import owner_of
+
+    try:
+        yield
+    except BreaksReadersError as error:
+        raise error.with_owners(partial(owner_of, configuration.pipelines)) from None
 
 
 @contextmanager
@@ -328,11 +341,13 @@ class _Arguments:
         elif self.action == CHECK:
             check_cluster(settings(), spark, name)
         elif CHANGED_ONLY in self.options:
-            rebuild_changed(settings(), spark, name, from_topics=from_topics)
+            with naming_owners(settings()):
+                rebuild_changed(settings(), spark, name, from_topics=from_topics)
             if THEN_RUN in self.options:
                 run(settings(), spark, name)
         elif self.action:
-            rebuild(settings(), spark, name, self.action, span, from_topics=from_topics)
+            with naming_owners(settings()):
+                rebuild(settings(), spark, name, self.action, span, from_topics=from_topics)
         else:
             run(settings(), spark, name)
 

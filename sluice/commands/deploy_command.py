@@ -55,6 +55,8 @@ def deploy(
             return
         if compare:
             raise typer.Exit(_report(pipeline))
+        if not (promote or drop or roll_back):
+            _require_readers(pipeline)
     if promote:
         submit(pipeline, master, "--promote")
     if drop:
@@ -94,6 +96,21 @@ def _report(pipeline: str) -> int:
         soft_wrap=True,
     )
     return DIFFERS if deployment.differs else 0
+
+
+def _require_readers(pipeline: str) -> None:
+    """Raise BreaksReadersError if the change breaks what other pipelines read.
+
+    The driver finds readers that have run; this also finds those in files.
+    """
+    from sluice.commands.readers_in_files import readers_in_files, require_readers
+    from sluice.plan import plan
+    from sluice.state.ledger.ledger import Ledger
+
+    job = plan(load(pipeline)).job
+    others = readers_in_files(settings().pipelines, job.pipeline)
+    with Ledger.open(settings().ledger) as ledger:
+        require_readers(settings(), ledger, job, others)
 
 
 def _describe(pipeline: str) -> None:
@@ -136,3 +153,4 @@ def _describe(pipeline: str) -> None:
         markup=False,
         soft_wrap=True,
     )
+    _require_readers(pipeline)

@@ -94,6 +94,7 @@ def check(
             status = _compare(plans)
         else:
             errors += _check_with_spark(plans)
+        errors += _check_readers(plans, is_complete=not pipeline)
         _warn_of_shared_topics(plans)
         errors += _check_run_options(loaded.pipelines)
         if not pipeline:
@@ -216,6 +217,34 @@ def _print_comparison(planned: Plan, compared: Comparison) -> None:
         why = f"only Spark knows them: {compared.unknown}"
         text = f"  Types were not compared, because {why}. Run sluice check {name}."
         out.print(text, markup=False, soft_wrap=True)
+
+
+def _check_readers(plans: Sequence[Plan], *, is_complete: bool) -> list[SluiceError]:
+    """Return an error for each pipeline that breaks what others read of it.
+
+    `is_complete` says whether the plans are those of all files.
+    """
+    from sluice.commands.readers_in_files import readers_in_files, require_readers
+    from sluice.engine.run.compatibility import CompatibilityError
+    from sluice.state.ledger.ledger import Ledger
+
+    errors: list[SluiceError] = []
+    if not plans:
+        return errors
+    with Ledger.open(settings().ledger) as ledger:
+        for planned in plans:
+            others = [other.job for other in plans]
+            if not is_complete:
+                others = readers_in_files(settings().pipelines, planned.pipeline)
+            try:
+                warning = require_readers(settings(), ledger, planned.job, others)
+            except CompatibilityError as error:
+                errors.append(error)
+                continue
+            if warning:
+                text = f"warning: {planned.pipeline.name}: {warning}"
+                out.print(text, markup=False, soft_wrap=True)
+    return errors
 
 
 def _warn_of_shared_topics(plans: Iterable[Plan]) -> None:

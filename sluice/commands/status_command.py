@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 import msgspec
 import typer
@@ -35,7 +35,11 @@ _WATCH_SECONDS = 3.0
 earlier."""
 
 
-def status() -> None:
+def status(
+    pipeline: Annotated[
+        str, typer.Argument(metavar="[PIPELINE]", help="The pipeline's name; default: all.")
+    ] = "",
+) -> None:
     """Print the health of each pipeline and, if something is wrong, since when, and the next step.
 
     The worst comes first. What is wrong with several pipelines for the same reason is printed once.
@@ -51,6 +55,9 @@ def status() -> None:
     from sluice.state.ledger.ledger import Ledger
     from sluice.topology import load_pipelines
 
+    def is_shown(name: str) -> bool:
+        return pipeline in ("", name)
+
     table = Table("pipeline", "status", "newest snapshot", box=None)
     failures: list[Failure] = []
     with errors_as_messages(), _naming(settings().ledger), Ledger.open(settings().ledger) as ledger:
@@ -59,10 +66,13 @@ def status() -> None:
         figures = LedgerFigures.read(ledger)
         of_files = _file_failures(ledger, loaded, figures)
         unseen = _unseen_files(ledger, loaded)
-        inputs = Inputs.of(figures, loaded.pipelines)
         kinds: dict[str, set[FailureKind]] = {}
-        names = {pipeline.name for pipeline in loaded.pipelines}
-        for name in names | {*figures.pipelines} | of_files.keys():
+        names = {each.name for each in loaded.pipelines}
+        names |= {*figures.pipelines} | of_files.keys()
+        if pipeline:
+            _require_known(pipeline, names)
+        inputs = Inputs.of(figures, loaded.pipelines, is_shown)
+        for name in filter(is_shown, names):
             of_pipeline: list[Failure] = []
             for failure in inputs.failures_of(figures, name):
                 # This command has loaded the files itself, so it ignores what other processes
@@ -81,18 +91,32 @@ def status() -> None:
         wide.print(table)
     for same in by_cause(failures):
         out.print(f"✗ {_problem(same)}", markup=False, soft_wrap=True)
-    for name, pause in figures.pauses.items():
+    for name in filter(is_shown, figures.pauses):
+        pause = figures.pauses[name]
         out.print(f"· {name}: {pause}", markup=False, soft_wrap=True)
-    for name, file in unseen.items():
+    for name in filter(is_shown, unseen):
         text = (
-            f"{name}: no file in {settings().pipelines} defines it. Its newest run read {file}, in "
-            "a folder that this host does not have. If the pipeline should not run again: "
+            f"{name}: no file in {settings().pipelines} defines it. Its newest run read "
+            f"{unseen[name]}, in a folder that this host does not have. If the pipeline should not "
+            "run again: "
             f"sluice retire {name}."
         )
         out.print(f"· {text}", markup=False, soft_wrap=True)
     for why, waiting in inputs.not_ready(kinds).items():
         out.print(f"· {', '.join(waiting)}: not started. {why}", markup=False, soft_wrap=True)
     raise typer.Exit(1 if failures else 0)
+
+
+def _require_known(pipeline: str, names: Collection[str]) -> None:
+    """Raise NotFound if neither a file nor the ledger has a pipeline."""
+    from sluice.errors import NotFound
+
+    if pipeline not in names:
+        raise NotFound(
+            f"Neither the files in {settings().pipelines} nor the ledger have a pipeline "
+            f"{pipeline!r}.",
+            next_step=f"Known pipelines: {', '.join(sorted(names)) or 'none'}.",
+        )
 
 
 def retire(pipeline: PipelineName) -> None:
@@ -197,8 +221,13 @@ class Inputs:
     """Pipeline that has never run → the topics that others must create for it."""
 
     @classmethod
-    def of(cls, figures: LedgerFigures, pipelines: Iterable[Pipeline]) -> Self:
-        """Read from Kafka what is unread or held back in the topics of all pipelines.
+    def of(
+        cls,
+        figures: LedgerFigures,
+        pipelines: Iterable[Pipeline],
+        is_shown: Callable[[str], bool],
+    ) -> Self:
+        """Read from Kafka what is unread or held back in the topics of the shown pipelines.
 
         Pipelines that have never run are included.
         """
@@ -206,9 +235,12 @@ class Inputs:
         from sluice.kafka.brokers import broker_errors, require_brokers
         from sluice.topology.loading.pipeline_connections import KafkaConnections
 
-        inputs, positions = cls(), figures.positions
+        inputs = cls()
+        positions: dict[str, Offsets] = {}
+        for name in filter(is_shown, figures.positions):
+            positions[name] = figures.positions[name]
         for pipeline in pipelines:
-            if pipeline.name not in positions:
+            if is_shown(pipeline.name) and pipeline.name not in positions:
                 inputs.awaited[pipeline.name] = _awaited_topics(pipeline)
         for name, topics in inputs.awaited.items():
             positions[name] = {topic: {} for topic in topics}

@@ -21,6 +21,7 @@ from sluice.engine.batch.stream_time import OWN_TIMES
 from sluice.engine.publish.kafka_transaction import fence
 from sluice.engine.publish.markers import Writer
 from sluice.engine.publish.target_tables import databases_of
+from sluice.engine.run.broken_readers import require_kept_interface
 from sluice.engine.run.compatibility import StoreChanges, computes_same_state, is_compatible
 from sluice.engine.run.driver_lease import BETWEEN_RUNS, Lease, current_lease, this_process
 from sluice.engine.run.pipeline_check import NoRecords
@@ -87,6 +88,8 @@ class ChangedStores:
                     )
                     return state.info.generation
                 self._require_movable(state)
+                planned = self.job.pipeline
+                require_kept_interface(ledger, state.info, state.query.info, planned)
                 self._fence_drivers(ledger, state)
                 if not state.changes.added:
                     drop_other_generations(ledger, self.job.pipeline.name, lease.row)

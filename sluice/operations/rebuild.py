@@ -17,6 +17,7 @@ import msgspec
 import structlog
 from pyspark.sql import SparkSession
 
+from sluice.engine.batch.storage import Storage
 from sluice.engine.publish.kafka_transaction import fence
 from sluice.engine.publish.markers import Writer, read_markers
 from sluice.engine.publish.target_tables import databases_of
@@ -38,10 +39,13 @@ from sluice.engine.read.source_identity import (
 )
 from sluice.engine.run.batch_loop import divide_records
 from sluice.engine.run.batch_size import BatchSize
+from sluice.engine.run.broken_readers import require_kept_interface
 from sluice.engine.run.compatibility import computes_same_state
 from sluice.engine.run.driver_lease import Lease, current_lease, this_process
 from sluice.engine.run.job_run import JobRun
+from sluice.engine.run.pipeline_check import NoRecords
 from sluice.engine.run.replay import ReplayStep, replay_steps
+from sluice.engine.run.streaming_query import JobQuery
 from sluice.errors import EngineError, Refused, StateError
 from sluice.operations.recovery import leftover_shards, recover
 from sluice.plan import Job
@@ -93,6 +97,7 @@ class Rebuild:
         with Ledger.open(self.settings.ledger) as ledger, self.current(ledger) as lease:
             old = lease.ref
             rebuilding = self.with_topics(ledger, old)
+            self._require_kept_interface(ledger, old)
             # Remove the generation that an earlier rebuild has left if it was killed.
             drop_other_generations(ledger, self.job.pipeline.name, lease.row)
             sources, now = rebuilding._sources(ledger, old)
@@ -184,6 +189,7 @@ class Rebuild:
             with self.current(ledger) as lease:
                 old = lease.ref
                 rebuilding = self.with_topics(ledger, old)
+                self._require_kept_interface(ledger, old)
                 new, steps = rebuilding.begin_beside(ledger, lease, span)
             rebuilding.build(new, steps)
         log.info(
@@ -250,6 +256,7 @@ class Rebuild:
                 )
                 return lease.ref.generation
             old, new = lease.ref, replayed_generation(ledger, lease.ref)
+            self._require_kept_interface(ledger, old)
             places = ledger.placements.epochs(old.pipeline)
             rebuilding = self.with_topics(ledger, old)
             history = rebuilding.steps_since(ledger, old, new)
@@ -297,6 +304,16 @@ class Rebuild:
         return replace(
             self, job=with_matching_topics(self.job, self.settings.kafka, ledger, earlier)
         )
+
+    def _require_kept_interface(self, ledger: Ledger, old: GenerationRef) -> None:
+        """Raise BreaksReadersError if the new generation lacks what other pipelines read."""
+        before = ledger.generations.get(old)
+        if before is None:
+            return
+        storage = Storage.of(self.job, old.generation, self.settings)
+        partitions = dict.fromkeys(self.job.topics, 1)
+        query = JobQuery(self.spark, storage, NoRecords(self.spark), partitions)
+        require_kept_interface(ledger, before, query.info, self.job.pipeline)
 
     def _divide_records(self, begin: Positions, target: Positions) -> list[ReplayStep]:
         most = BatchSize(self.settings.memory, self.settings.max_records).most_records()

@@ -15,6 +15,7 @@ import msgspec
 import structlog
 
 from sluice.engine.batch.storage import Storage
+from sluice.engine.run.broken_readers import require_kept_interface
 from sluice.engine.run.check_without_spark import description_now
 from sluice.engine.run.compatibility import computes_same_state
 from sluice.engine.run.driver_lease import Lease, this_process
@@ -47,6 +48,8 @@ def roll_back(rebuild: Rebuild) -> int:
                 f"The file of {name} does not compute the state of generation {before.generation}.",
                 next_step="Put the file of that generation in place first, then roll back.",
             )
+        replaced = ledger.generations.get(current)
+        require_kept_interface(ledger, replaced, before, rebuild.job.pipeline)
         _forget_attempts(ledger, current, before.ref, lease.row)
         snapshot = ledger.snapshots.newest(before.ref)
         audit = ledger.audits.newest(before.ref)

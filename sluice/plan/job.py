@@ -56,6 +56,10 @@ class PlannedPipeline:
     """Topic or pattern → the fields of the contract of its values (see `contract_fields`)."""
     output_fields: Mapping[str, Mapping[str, str]]
     """Topic or table → the fields of the values written to it, with types as far as known."""
+    output_keys: Mapping[str, str]
+    """Topic or table → the expression of its records' keys; empty if it is unknown."""
+    may_break: tuple[str, ...]
+    """The pipelines that may no longer find what they read of this one."""
     depends_on_clock: bool
     """Whether an expression depends on the time of the batch."""
     announced_windows: Mapping[str, TimeWindow]

@@ -84,6 +84,8 @@ def _planned(pipeline: Pipeline, announced: Mapping[str, TimeWindow]) -> Planned
         svg=drawing.svg(pipeline),
         contracts=_contracts(pipeline),
         output_fields=_output_fields(pipeline),
+        output_keys=_output_keys(pipeline),
+        may_break=pipeline.may_break,
         depends_on_clock=_DEPENDS_ON_CLOCK.search(expressions) is not None,
         announced_windows=announced,
     )
@@ -101,6 +103,31 @@ def _output_fields(pipeline: Pipeline) -> dict[str, dict[str, str]]:
     for sink in pipeline.nodes_of(nodes.Sink):
         fields[sink.topic] = sink.parent.result_types
     return fields
+
+
+def _output_keys(pipeline: Pipeline) -> dict[str, str]:
+    keys: dict[str, str] = {}
+    for sink in pipeline.nodes_of(nodes.Sink):
+        key = _key_of(sink.parent)
+        if key and sink.parent.key_window is not None:
+            key += " and its window"
+        keys[sink.topic] = key
+    return keys
+
+
+def _key_of(node: nodes.Node) -> str:
+    """Return the expression of the keys of a node's results; an empty text if it is unknown."""
+    while True:
+        match node:
+            case nodes.SelectKey():
+                return node.key
+            case nodes.Aggregate():
+                return node.group_key
+            case nodes.Source():
+                return node.key or "_key"
+        if not node.keeps_keys or not node.parents:
+            return ""
+        node = node.parents[0]
 
 
 def _job(pipeline: Pipeline, planned: PlannedPipeline) -> Job:

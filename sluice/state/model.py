@@ -141,7 +141,10 @@ class GenerationInfo(OfGeneration, frozen=True, kw_only=True):
     contracts: dict[str, dict[str, str]] = {}
     """Topic or pattern → the fields of the contract of its values, with their types."""
     outputs: dict[str, dict[str, str]] = {}
-    """Topic or table that the pipeline writes → the fields of the values, with their types."""
+    """Topic or table that the pipeline writes → the fields of the values, with their types, and
+    `(key)` and `(format)` of the records of a topic."""
+    reads: dict[str, dict[str, list[str]]] = {}
+    """Other pipeline → its stores that this one reads, each with the types in which it is read."""
     description: str = ""
     """The topology as text."""
     picture: str = ""

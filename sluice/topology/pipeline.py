@@ -109,6 +109,9 @@ class Pipeline(Graph):
     For each store in `announce_windows`, Airflow gets an event when a window of the store has
     closed: no record can change the window's results any more, in any partition. The store must
     aggregate a stream in tumbling or hopping windows.
+
+    What other pipelines read of this one's topics and stores is an interface. A run, a rebuild or a
+    deployment of a change that breaks it is refused, unless `may_break` names these pipelines.
     """
 
     def __init__(
@@ -130,13 +133,19 @@ class Pipeline(Graph):
         deadline: Duration | None = None,
         keep_headers: bool | Collection[str] = False,
         announce_windows: Collection[str] = (),
+        may_break: Collection[str] = (),
     ) -> None:
         _require_name(name)
         super().__init__(name, on_error)
         self.at = source_line()
         where = f"{name} at {self.at}"
         self.keep_headers = _valid_keep_headers(where, keep_headers)
-        self.announce_windows = _valid_announced(where, announce_windows)
+        self.announce_windows = _valid_names(
+            where, "announce_windows", announce_windows, 'stores, such as ["per_hour"]'
+        )
+        self.may_break = _valid_names(
+            where, "may_break", may_break, 'pipelines, such as ["reports"]'
+        )
         if not (isinstance(workers, int) and 1 <= workers <= 1024):
             raise TopologyError(
                 f"{where}: workers={workers!r} must be 1 to 1024.",
@@ -605,11 +614,13 @@ def _valid_keep_headers(where: str, value: bool | Collection[str]) -> bool | fro
     )
 
 
-def _valid_announced(where: str, value: Collection[str]) -> tuple[str, ...]:
+def _valid_names(
+    where: str, argument: str, value: Collection[str], expected: str
+) -> tuple[str, ...]:
     is_list = isinstance(value, Collection) and not isinstance(value, str | bytes)
     if is_list and all(isinstance(name, str) for name in value):
         return tuple(dict.fromkeys(value))
     raise TopologyError(
-        f"{where}: announce_windows={value!r} must be a list of stores.",
-        next_step='Write for example announce_windows=["per_hour"].',
+        f"{where}: {argument}={value!r} must be a list.",
+        next_step=f"Write a list of {expected}.",
     )

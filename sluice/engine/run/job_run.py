@@ -29,6 +29,7 @@ from sluice.engine.read.matching_topics import with_matching_topics
 from sluice.engine.read.source_identity import Positions, SourceIdentity
 from sluice.engine.run.batch_loop import BatchLoop, expect_size, positions_after
 from sluice.engine.run.batch_size import BatchSize
+from sluice.engine.run.broken_readers import require_kept_interface
 from sluice.engine.run.clocks import Clocks, clocks_of_run
 from sluice.engine.run.compatibility import (
     changed_functions,
@@ -310,6 +311,9 @@ class JobRun:
         """
         query, storage, output = setup.query, setup.query.storage, setup.output
         is_interrupted = setup.newest is not None and setup.planned is not None
+        # A rebuild checks this before it begins: its job may be a part of the pipeline.
+        if self.steps is None:
+            require_kept_interface(ledger, setup.registered, setup.info, self.job.pipeline)
         require_compatible(setup.registered, setup.info, lambda: is_interrupted)
         with nullcontext() if output is None else output.transaction as transaction:
             written: Batch | None = None

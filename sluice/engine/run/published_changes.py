@@ -19,6 +19,7 @@ from sluice.engine.run.compatibility import (
 )
 from sluice.state.model import GenerationInfo
 from sluice.values.contract_changes import contract_changes
+from sluice.values.interfaces import changes_of_records, fields_of
 from sluice.values.phrases import listed
 
 
@@ -128,7 +129,10 @@ def _of_outputs(before: GenerationInfo, now: GenerationInfo) -> Iterator[Pipelin
 
 
 def _of_output(name: str, before: GenerationInfo, now: GenerationInfo) -> Iterator[PipelineChange]:
-    old, new = before.outputs[name], now.outputs[name]
+    for change in changes_of_records(before.outputs[name], now.outputs[name]):
+        effect = "Programs that read it get other keys or values in later records."
+        yield PipelineChange(Weight.WARNING, f"output {name}: {change}", effect)
+    old, new = fields_of(before.outputs[name]), fields_of(now.outputs[name])
     removed = sorted(old.keys() - new.keys())
     added = sorted(new.keys() - old.keys())
     other: list[str] = []

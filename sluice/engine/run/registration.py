@@ -7,10 +7,12 @@ from typing import Any, Protocol
 
 from sluice.engine.batch.storage import Storage
 from sluice.engine.run.compatibility import IN_ANY_ORDER
-from sluice.plan import Job
+from sluice.plan import Job, Sink
 from sluice.plan.operator_parameters import CallParameters, ProcessParameters, TableLookupParameters
 from sluice.state.model import GenerationInfo, StoreInfo, WorkerInfo
+from sluice.values.interfaces import FORMAT, KEY
 from sluice.values.kept_headers import KEEPS_HEADERS
+from sluice.values.registry_formats import RegistryFormat
 from sluice.values.sql_types import compact
 from sluice.values.windows import AnyWindow
 
@@ -47,6 +49,7 @@ def generation_info(storage: Storage, types: KnownTypes) -> GenerationInfo:
         functions={name: function.fingerprint() for name, function in job.state_functions},
         contracts={topic: dict(fields) for topic, fields in pipeline.contracts.items()},
         outputs=_outputs(job),
+        reads=stores_read_by(job),
         description=pipeline.text,
         picture=pipeline.svg,
         file=str(pipeline.file or ""),
@@ -57,7 +60,28 @@ def _outputs(job: Job) -> dict[str, dict[str, str]]:
     outputs: dict[str, dict[str, str]] = {}
     for sink in job.sinks:
         outputs[sink.topic] = {**job.pipeline.output_fields.get(sink.topic, {})}
+        if sink.table is None:
+            outputs[sink.topic] |= {
+                KEY: job.pipeline.output_keys.get(sink.topic, ""),
+                FORMAT: _format_of(sink),
+            }
     return outputs
+
+
+def _format_of(sink: Sink) -> str:
+    if sink.encode is None:
+        return "JSON"
+    if isinstance(sink.encode.value, RegistryFormat):
+        return sink.encode.value.kind
+    return "that of a serde"
+
+
+def stores_read_by(job: Job) -> dict[str, dict[str, list[str]]]:
+    """Return other pipeline → its stores that a job reads, each with the types of the values."""
+    reads: dict[str, dict[str, list[str]]] = {}
+    for store, kind in job.shared_stores:
+        reads.setdefault(store.pipeline, {}).setdefault(store.store, []).append(kind)
+    return reads
 
 
 def _group_stores(job: Job, types: KnownTypes) -> Iterator[StoreInfo]:

@@ -6,7 +6,7 @@ all records of a batch read the same snapshot, even if the batch is repeated.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import structlog
@@ -18,12 +18,9 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationInfo, GenerationRef, Snapshot, StoreInfo, WorkerInfo
 from sluice.state.shard.passwords import without_password
 from sluice.values.call_parameters import SharedSnapshot, SharedStore
-from sluice.values.sql_types import compact, struct_fields
+from sluice.values.read_types import differences
 
 log = structlog.get_logger()
-
-_WIDER = {"tinyint": 1, "smallint": 2, "int": 3, "bigint": 4}
-"""Integer types → their rank by size. A larger type can hold the values of a smaller one."""
 
 
 class Published(NamedTuple):
@@ -156,35 +153,10 @@ def _require_readable(described: StoreInfo, store: SharedStore, kind: str, reade
             f"The store {store} has windows, but lookup_in reads a single value per key.",
             next_step="Let its pipeline keep the newest window in a table, or write it to a topic.",
         )
-    differences = [*_differences(described.value, kind)] if described.value else []
-    if differences:
+    lacking = [*differences(described.value, kind)] if described.value else []
+    if lacking:
         raise EngineError(
-            f"Fields of the store {store} that {reader} reads have changed: "
-            f"{', '.join(differences)}.",
+            f"Fields of the store {store} that {reader} reads have changed: {', '.join(lacking)}.",
             next_step=f"Set value= in store_of to the published type, {described.value}, or undo "
             f"the change in {store.pipeline}.",
         )
-
-
-def _differences(published: str, read: str) -> Iterator[str]:
-    """Yield each difference that prevents reading a published type as the type `read`."""
-    fields, published_fields = struct_fields(read), struct_fields(published)
-    if not fields or not published_fields:
-        if not _fits(published, read):
-            yield f"its values are {compact(published)}, not {compact(read)}"
-        return
-    for name, kind in fields.items():
-        if name not in published_fields:
-            yield f"{name} is missing"
-        elif not _fits(published_fields[name], kind):
-            yield f"{name} is {compact(published_fields[name])}, not {compact(kind)}"
-
-
-def _fits(published: str, read: str) -> bool:
-    theirs, ours = compact(published), compact(read)
-    if theirs == ours or not ours:
-        return True
-    fields, published_fields = struct_fields(read), struct_fields(published)
-    if fields and published_fields:
-        return not [*_differences(published, read)]
-    return 0 < _WIDER.get(theirs, 0) < _WIDER.get(ours, 0)

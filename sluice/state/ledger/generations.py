@@ -53,7 +53,7 @@ from sluice.state.shard.shard import Checksums
 _REMOVE = {
     table: delete(table).where(of_given_ref(table)) for table in (GENERATIONS, STORES, WORKERS)
 }
-_JSON_COLUMNS = ("topics", "operators", "functions", "contracts", "outputs")
+_JSON_COLUMNS = ("topics", "operators", "functions", "contracts", "outputs", "reads")
 """The columns of `GENERATIONS` with JSON."""
 _RUNS_AGAIN = (
     update(PIPELINES)

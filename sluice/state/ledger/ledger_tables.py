@@ -96,6 +96,13 @@ GENERATIONS = Table(
         server_default="{}",
         comment="JSON object: topic or table to the fields of the values written to it",
     ),
+    Column(
+        "reads",
+        Text,
+        nullable=False,
+        server_default="{}",
+        comment="JSON object: other pipeline to its stores that are read, with their types",
+    ),
     Column("description", Text, nullable=False),
     Column("picture", Text, nullable=False, comment="SVG"),
     Column("workers", Integer, nullable=False, server_default="0", comment="the number of workers"),

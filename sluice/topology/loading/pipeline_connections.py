@@ -18,6 +18,7 @@ from sluice.topology.loading.pipeline_files import files_naming, named_files
 from sluice.topology.loading.run_options import (
     DEFAULTS,
     FILE,
+    OWNER,
     RunOptions,
     allowances,
     pipeline_folders,
@@ -41,6 +42,17 @@ def options_of(folder: Path, pipeline: str, known: str = "") -> RunOptions:
     return DEFAULTS
 
 
+def owner_of(folder: Path, pipeline: str, known: str = "") -> str:
+    """Return the owner of a pipeline, whose file in the newest run was `known`, if it is known.
+
+    The file may be in another folder: a changed pipeline is deployed from a folder of its own.
+    """
+    with suppress(SettingsError):
+        if known:
+            return run_options(folder, Path(known), pipeline).owner or OWNER
+    return options_of(folder, pipeline).owner or OWNER
+
+
 def allowances_of(folder: Path, pipeline: str) -> list[Allowance]:
     """Return the budgets of a pipeline; none if a `sluice.toml` is invalid."""
     if not _is_mentioned(b"budget", folder):
@@ -51,10 +63,13 @@ def allowances_of(folder: Path, pipeline: str) -> list[Allowance]:
 
 
 def libraries_of_name(folder: Path, pipeline: str, home: Path) -> Libraries | None:
-    """Return a pipeline's own libraries; None if it has none, or if a `sluice.toml` is invalid."""
+    """Return a pipeline's own libraries; None if it has none.
+
+    Raise SettingsError if a `sluice.toml` is invalid, or if the pipeline may not have libraries.
+    """
     if not _is_mentioned(b"requirements", folder):
         return None
-    return options_of(folder, pipeline).libraries(home)
+    return run_options(folder, _file_of(folder, pipeline), pipeline).libraries(home)
 
 
 def _is_mentioned(option: bytes, folder: Path) -> bool:

@@ -18,6 +18,7 @@ from sluice.topology.loading.pipeline_libraries import (
     installed_folder,
     libraries_of,
     missing_error,
+    refused_options,
 )
 from sluice.topology.pipeline import Pipeline, pipelines_made_by
 from sluice.values.pipeline_modules import load_module, use_libraries
@@ -38,8 +39,14 @@ def load_file(file: Path, seconds: float = LOAD_SECONDS) -> Pipeline:
         with pipelines_made_by(file) as made:
             module = import_file(file, seconds)
     except TopologyError as error:
-        if libraries is not None and folder is None and isinstance(error.__cause__, ImportError):
-            raise missing_error(error, libraries, file) from error.__cause__
+        if folder is None and isinstance(error.__cause__, ImportError):
+            if libraries is not None:
+                raise missing_error(error, libraries, file) from error.__cause__
+            refused = refused_options(file)
+            if refused is not None:
+                raise TopologyError(
+                    f"{error.detail} {refused.detail}", next_step=refused.next_step
+                ) from error.__cause__
         raise
     # An unchanged file is not executed again when it is loaded again, so `made` is then empty. The
     # module keeps the pipelines of its execution, so that each load reports the same mistakes.

@@ -14,7 +14,7 @@ from sluice.errors import SettingsError, TopologyError
 from sluice.provision.libraries import Libraries
 from sluice.settings import settings
 from sluice.topology.loading.declared_names import declared_names
-from sluice.topology.loading.run_options import run_options
+from sluice.topology.loading.run_options import RunOptions, run_options
 
 _POLL_S = 0.2
 
@@ -26,18 +26,33 @@ def libraries_of(file: Path) -> Libraries | None:
     `sluice.toml` is invalid has none; the pipeline's DAG reports the error. Raise SettingsError if
     the requirements cannot be read.
     """
-    names = declared_names(file) or ("",)
     try:
-        configured = settings()
-        root = configured.pipelines
-        if not file.absolute().is_relative_to(root):
-            root = file.absolute().parent
-        libraries = run_options(root, file.absolute(), names[0]).libraries(configured.home)
+        libraries = _options_of(file).libraries(settings().home)
     except SettingsError:
         return None
     if libraries is not None:
         libraries.digest  # noqa: B018 (raises an error if a file is missing)
     return libraries
+
+
+def refused_options(file: Path) -> SettingsError | None:
+    """Return the error of the file `sluice.toml` for the pipeline in a file; None without one.
+
+    If the pipeline may not have the libraries that its file imports, this error says so.
+    """
+    try:
+        _options_of(file)
+    except SettingsError as error:
+        return error
+    return None
+
+
+def _options_of(file: Path) -> RunOptions:
+    names = declared_names(file) or ("",)
+    root = settings().pipelines
+    if not file.absolute().is_relative_to(root):
+        root = file.absolute().parent
+    return run_options(root, file.absolute(), names[0])
 
 
 def installed_folder(libraries: Libraries | None) -> Path | None:

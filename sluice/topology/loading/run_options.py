@@ -181,6 +181,8 @@ class _Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     spark_connections: tuple[Name, ...] | None = None
     kafka_connections: tuple[Name, ...] | None = None
     shards_connections: tuple[Name, ...] | None = None
+    requirements: tuple[Name, ...] | None = None
+    """The pipelines that may have libraries of their own; None for all."""
     may_exceed: tuple[Name, ...] = ()
     """The pipelines to which the limits do not apply."""
 
@@ -226,7 +228,7 @@ def run_options(folder: Path, file: Path | None, pipeline: str) -> RunOptions:
         options = team.options(pipeline).over(options)
     if pipeline in limits.may_exceed:
         return options
-    for exceeded in _exceeded(options, limits):
+    for exceeded in _exceeded(options, limits, pipeline):
         raise SettingsError(
             f"{place}: the pipeline {pipeline} has {exceeded}.",
             next_step="Change it, or ask the platform's team to add the pipeline to may_exceed in "
@@ -262,8 +264,9 @@ def unknown_names(folder: Path, pipelines: Iterable[str]) -> list[str]:
     warnings: list[str] = []
     for place in (parent / FILE for parent in pipeline_folders(folder)):
         content = _read(place)
-        exceeding = () if content.limits is None else content.limits.may_exceed
-        for name in dict.fromkeys((*content.pipelines, *exceeding)):
+        limits = content.limits or _Limits()
+        allowed = (*limits.may_exceed, *(limits.requirements or ()))
+        for name in dict.fromkeys((*content.pipelines, *allowed)):
             if name not in known:
                 warnings.append(f"{place} names the pipeline {name}, which no file defines.")
     return warnings
@@ -348,8 +351,8 @@ def _lowered_defaults(limits: _Limits) -> RunOptions:
     return msgspec.structs.replace(DEFAULTS, **lower)
 
 
-def _exceeded(options: RunOptions, limits: _Limits) -> Iterator[str]:
-    """Yield a text for each option that exceeds a limit."""
+def _exceeded(options: RunOptions, limits: _Limits, pipeline: str) -> Iterator[str]:
+    """Yield a text for each option of a pipeline that exceeds a limit."""
     amounts: tuple[tuple[str, Any, Any, Callable[[Any], int]], ...] = (
         ("priority", options.priority, limits.priority, int),
         ("retries", options.retries, limits.retries, int),
@@ -369,6 +372,10 @@ def _exceeded(options: RunOptions, limits: _Limits) -> Iterator[str]:
     for name, choice, allowed in choices:
         if choice is not None and allowed is not None and choice not in allowed:
             yield f"the {name} {choice}, but only {', '.join(allowed) or 'none'} is allowed"
+    with_libraries = limits.requirements
+    if options.requirements and with_libraries is not None and pipeline not in with_libraries:
+        allowed_pipelines = ", ".join(with_libraries) or "no pipeline"
+        yield f"requirements, but only {allowed_pipelines} may have libraries of its own"
 
 
 def _memory(text: str) -> int:

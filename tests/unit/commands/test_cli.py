@@ -156,6 +156,31 @@ def test_status_lists_failed_and_broken_pipelines() -> None:
     )
 
 
+@pytest.mark.usefixtures("others")
+def test_status_of_one_pipeline() -> None:
+    with Ledger.open(settings().ledger) as ledger:
+        ledger.failures.keep(Failure.of(EngineError("[Kafka] is away."), "orders", run="r1"))
+    said = sluice("status", "orders")
+    assert said.exit_code == 1
+    assert [line.split()[:2] for line in said.stdout.splitlines()[1:2]] == [["orders", "failed"]]
+    assert "[Kafka] is away." in said.stdout
+    for other in ("exits", "fraud", "iot"):
+        assert other not in said.stdout
+    broken = sluice("status", "iot")
+    assert broken.exit_code == 1
+    assert "iot.py:2 cannot be imported" in broken.stdout
+    assert "orders" not in broken.stdout
+
+
+@pytest.mark.usefixtures("others")
+def test_status_of_an_unknown_pipeline_names_the_known_ones() -> None:
+    said = sluice("status", "order")
+    assert said.exit_code == 1
+    text = " ".join(said.stderr.split())
+    assert "nor the ledger have a pipeline 'order'" in text
+    assert "Known pipelines: exits, fraud, iot, orders." in text
+
+
 def test_status_names_the_worst_first_and_a_common_cause_once() -> None:
     full = DiskNearlyFull("h has 0.9 GiB of 20.0 GiB left for /data, and needs 1.0 GiB.")
     with Ledger.open(settings().ledger) as ledger:

@@ -122,6 +122,7 @@ def test_only_the_owner_migrates_the_ledger(as_role: Callable[[str], str]) -> No
             connection.execute(text(f"DROP TABLE {table}"))
         connection.execute(text("ALTER TABLE plans DROP COLUMN snapshots"))
         connection.execute(text("ALTER TABLE audits DROP COLUMN step_rows"))
+        connection.execute(text("ALTER TABLE generations DROP COLUMN reads"))
         connection.execute(text(f"UPDATE {migrations.TABLE} SET version_num = 'r2'"))
     engine.dispose()
     for role in ("runs", "reader"):

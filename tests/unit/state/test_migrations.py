@@ -64,7 +64,7 @@ def test_the_newest_migration_is_the_version_of_the_tables() -> None:
 def test_a_ledger_of_the_first_release_gets_the_columns_of_this_version(old: str) -> None:
     later = [("generations", "contracts"), ("generations", "outputs"), ("sources", "leader_epoch")]
     later += [("history", "boundaries_lost"), ("generations", "file"), ("pipelines", "retired")]
-    later += [("plans", "snapshots"), ("audits", "step_rows")]
+    later += [("plans", "snapshots"), ("audits", "step_rows"), ("generations", "reads")]
     engine = open_engine(database_url(old))
     added = ("finished_runs", "costs", "renames", "pauses", "activities")
     wanted = {table: columns_of(engine, table) for table in {*dict(later), *added}}

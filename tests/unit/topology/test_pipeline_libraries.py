@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from sluice.errors import TopologyError
+from sluice.errors import SettingsError, TopologyError
 from sluice.orchestration.cached_facts import facts_of_folder
 from sluice.orchestration.dag_facts import facts_text
 from sluice.settings import settings
 from sluice.topology import drawing, load_pipeline, load_pipelines
 from sluice.topology.loading.isolated_imports import import_isolated
+from sluice.topology.loading.pipeline_connections import libraries_of_name
 from sluice.topology.loading.pipeline_libraries import libraries_of
 from sluice.topology.loading.run_options import run_options
 from sluice.values.pipeline_modules import use_libraries
@@ -100,6 +101,21 @@ def test_requirements_that_are_missing_are_told(folder: Path) -> None:
         for name in ("new.zip", "old.zip")
     ]
     assert facts_of_folder(folder, settings().home)[0] == []
+
+
+def test_an_import_of_a_pipeline_that_may_not_have_libraries_says_so(folder: Path) -> None:
+    install(folder, "new")
+    file = folder / "sluice.toml"
+    file.write_text(f"{file.read_text()}\n[limits]\nrequirements = ['old']\n")
+    with pytest.raises(TopologyError, match="No module named 'tinylib'") as caught:
+        load_pipeline(folder, "new")
+    assert caught.value.detail.endswith(
+        "the pipeline new has requirements, but only old may have libraries of its own."
+    )
+    assert "ask the platform's team" in caught.value.next_step
+    with pytest.raises(SettingsError, match="only old may have libraries"):
+        libraries_of_name(folder, "new", settings().home)
+    assert libraries_of_name(folder, "old", settings().home) is not None
 
 
 def test_an_error_of_another_kind_stays_as_it_is(folder: Path) -> None:

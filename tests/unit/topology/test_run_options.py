@@ -114,6 +114,11 @@ def test_options_change_the_settings_of_a_run() -> None:
             'spark_connection = "large"',
             "the spark_connection large, but only small is allowed",
         ),
+        (
+            'requirements = ["prices"]',
+            'requirements = "libraries.txt"',
+            "requirements, but only prices may have libraries of its own",
+        ),
     ],
 )
 def test_a_team_cannot_exceed_the_platforms_limits(
@@ -158,11 +163,12 @@ def test_mistakes_are_errors_with_the_files_path(folder: Path, text: str, error:
 
 
 def test_names_that_no_pipeline_has_are_reported(folder: Path) -> None:
-    write(folder / "sluice.toml", "[limits]\nmay_exceed = ['sales']")
+    write(folder / "sluice.toml", "[limits]\nmay_exceed = ['sales']\nrequirements = ['stock']")
     write(folder / "shop" / "sluice.toml", "[pipelines.order]\nretries = 1")
     warnings = unknown_names(folder, ["audit", "orders"])
     assert [warning.split("names the pipeline ")[1] for warning in warnings] == [
         "sales, which no file defines.",
+        "stock, which no file defines.",
         "order, which no file defines.",
     ]
 

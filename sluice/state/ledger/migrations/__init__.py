@@ -29,7 +29,7 @@ from sluice.state.time_limits import waits_limited
 TABLE = "sluice_version"
 """The table with the ledger's version. It must not have Alembic's default name `alembic_version`,
 because Airflow has a table of this name, perhaps in the same database."""
-HEAD = "r7"
+HEAD = "r8"
 """The version of the tables in `ledger_tables.py`."""
 SCRIPTS = Path(__file__).parent
 

@@ -1,0 +1,82 @@
+"""Checks before a changed pipeline is deployed that it keeps what other pipelines read of it.
+
+The ledger knows the readers that have run. The others are found in the folder's files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from sluice.engine.run.broken_readers import (
+    BreaksReadersError,
+    broken_readers,
+    require_kept_interface,
+    stores_read,
+)
+from sluice.engine.run.check_without_spark import description_now
+from sluice.engine.run.registration import stores_read_by
+from sluice.errors import SluiceError
+from sluice.plan import Job, PlannedPipeline, plan
+from sluice.settings import Settings
+from sluice.state.ledger.ledger import Ledger
+from sluice.topology.loading.pipeline_connections import owner_of
+from sluice.topology.loading.pipeline_folders import load_pipeline, named_files
+from sluice.values.interfaces import Reader, readers_in
+
+
+def require_readers(settings: Settings, ledger: Ledger, job: Job, others: Iterable[Job]) -> str:
+    """Raise BreaksReadersError, with the owners, if a changed job breaks readers that it may not.
+
+    `others` are the jobs of files; the readers in the ledger count, too. Return a warning if
+    `may_break` names pipelines that the change does not break, otherwise an empty text.
+    """
+    name = job.pipeline.name
+    before = ledger.generations.current(name)
+    if before is None:
+        return ""
+    now, _ = description_now(job, settings, before)
+    readers = [reader_of(other, name) for other in others if other.pipeline.name != name]
+    try:
+        require_kept_interface(ledger, before, now, job.pipeline, readers)
+    except BreaksReadersError as error:
+        raise error.with_owners(partial(owner_of, settings.pipelines)) from None
+    broken = readers_in(broken_readers(ledger, before, now, readers))
+    unneeded = [each for each in job.pipeline.may_break if each not in broken]
+    if not unneeded:
+        return ""
+    return (
+        f"may_break names {', '.join(unneeded)}, for which the change breaks nothing. Remove the "
+        "name, so that a later change is refused."
+    )
+
+
+def readers_in_files(folder: Path, writer: PlannedPipeline) -> list[Job]:
+    """Load the files whose texts name the writer or one of its topics, and plan their pipelines.
+
+    A file that cannot be loaded is left out: it could not run either.
+    """
+    words = {writer.name, *writer.output_fields}
+    jobs: list[Job] = []
+    for name, file in named_files(folder):
+        if name == writer.name or not _names_any(file, words):
+            continue
+        with suppress(SluiceError):
+            jobs.append(plan(load_pipeline(folder, name)).job)
+    return jobs
+
+
+def reader_of(job: Job, writer: str) -> Reader:
+    """Return a planned pipeline as a reader of another one."""
+    stores = stores_read([writer], stores_read_by(job))
+    planned = job.pipeline
+    return Reader(planned.name, planned.contracts, stores, str(planned.file or ""))
+
+
+def _names_any(file: Path, words: Collection[str]) -> bool:
+    with suppress(OSError):
+        text = file.read_text(errors="replace")
+        return any(word in text for word in words)
+    return False
