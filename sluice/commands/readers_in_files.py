@@ -23,7 +23,8 @@ from sluice.plan import Job, PlannedPipeline, plan
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.topology.loading.pipeline_connections import owner_of
-from sluice.topology.loading.pipeline_folders import load_pipeline, named_files
+from sluice.topology.loading.pipeline_files import named_files
+from sluice.topology.loading.pipeline_folders import load_pipeline
 from sluice.values.interfaces import Reader, readers_in
 
 
