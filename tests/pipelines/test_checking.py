@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from msgspec import Struct
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from sluice import Context, Pipeline, Record, session, within
@@ -297,7 +298,8 @@ def test_the_numbers_of_arguments_are_those_of_spark(spark: SparkSession) -> Non
     jvm: Any = spark._jvm
     catalyst = jvm.org.apache.spark.sql.catalyst
     functions = catalyst.analysis.FunctionRegistry.expressions()
-    null = catalyst.expressions.Literal.apply(None)
+    literals = getattr(getattr(catalyst.expressions, "Literal$"), "MODULE$")
+    null = literals.apply(None)
 
     def accepts(name: str, number: int) -> bool:
         arguments = jvm.java.util.ArrayList([null] * number)
@@ -305,9 +307,9 @@ def test_the_numbers_of_arguments_are_those_of_spark(spark: SparkSession) -> Non
         try:
             expression = functions.apply(name)._2().apply(as_sequence)
             expression.checkInputDataTypes()
-        except Py4JJavaError as error:
-            message = str(error.java_exception)
-            return not any(mistake in message for mistake in ("WRONG_NUM_ARGS", "NOT_FOUND"))
+        except (PySparkException, Py4JJavaError) as error:
+            mistakes = ("WRONG_NUM_ARGS", "REQUIRED_PARAMETER_NOT_FOUND")
+            return not any(mistake in str(error) for mistake in mistakes)
         return True
 
     # Spark's parser reads these itself, with a unit of time as the first of three arguments.
