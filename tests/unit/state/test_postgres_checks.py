@@ -91,7 +91,7 @@ def test_a_pooler_of_transactions_is_refused(url: str, size: int, takes_turns: b
             ),
         ):
             ledger.require_usable()
-        with pytest.raises(SettingsError, match=r"of the shards is that.*Set SLUICE_SHARDS to"):
+        with pytest.raises(SettingsError, match=r"of the shards leads to.*Set SLUICE_SHARDS to"):
             require_usable_shards([f"{address}?schema=w0", f"{address}?schema=w1"])
 
 
