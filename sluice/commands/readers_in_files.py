@@ -22,9 +22,11 @@ from sluice.errors import SluiceError
 from sluice.plan import Job, PlannedPipeline, plan
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
+from sluice.topology.loading.isolated_imports import import_isolated
 from sluice.topology.loading.pipeline_connections import owner_of
 from sluice.topology.loading.pipeline_files import named_files
-from sluice.topology.loading.pipeline_folders import load_pipeline
+from sluice.topology.loading.pipeline_folders import usable_files
+from sluice.topology.loading.pipeline_import import load_file
 from sluice.values.interfaces import Reader, readers_in
 
 
@@ -57,15 +59,16 @@ def require_readers(settings: Settings, ledger: Ledger, job: Job, others: Iterab
 def readers_in_files(folder: Path, writer: PlannedPipeline) -> list[Job]:
     """Load the files whose texts name the writer or one of its topics, and plan their pipelines.
 
-    A file that cannot be loaded is left out: it could not run either.
+    A file that cannot be loaded is left out: it could not run either. Separate processes import the
+    files first, because they are of other teams, and might end this one.
     """
     words = {writer.name, *writer.output_fields}
+    others = [file for name, file in named_files(folder) if name != writer.name]
+    usable, _ = usable_files(import_isolated([file for file in others if _names_any(file, words)]))
     jobs: list[Job] = []
-    for name, file in named_files(folder):
-        if name == writer.name or not _names_any(file, words):
-            continue
+    for file in usable:
         with suppress(SluiceError):
-            jobs.append(plan(load_pipeline(folder, name)).job)
+            jobs.append(plan(load_file(file)).job)
     return jobs
 
 

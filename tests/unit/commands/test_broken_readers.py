@@ -140,6 +140,15 @@ def test_a_reader_that_has_never_run_is_known_by_its_file(platform: Platform) ->
         assert "reads the topic clean: the field age is missing" in said
 
 
+def test_a_file_of_another_team_does_not_end_the_command(platform: Platform) -> None:
+    platform.read_by("reports", READS_TOPIC)
+    platform.read_by("ends", "import os\nPipeline('ends')\nos._exit(7)  # clean\n")
+    without_age(platform)
+    status, said = platform.call("check", "customers", "--no-spark")
+    assert status == 1
+    assert "reads the topic clean: the field age is missing" in said
+
+
 def test_a_reader_whose_file_is_elsewhere_is_known_by_the_ledger(platform: Platform) -> None:
     platform.read_by("reports", READS_TOPIC)
     platform.publish("reports")
