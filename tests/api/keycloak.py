@@ -223,18 +223,21 @@ class KeycloakServer(AirflowServer):
         super().stop()
         self.keycloak.stop()
 
-    def browser(self, user: str) -> httpx.Client:
-        """Return a client with the cookies of a browser whose user has logged in on Keycloak's page."""
-        client = httpx.Client(base_url=self.url, follow_redirects=True, timeout=ANSWER_SECONDS)
-        page = client.get("/auth/login").raise_for_status()
-        for cookie in client.cookies.jar:
-            # Browsers send cookies that are only for HTTPS also to loopback; httpx does not.
-            cookie.secure = False
-        form = re.search('<form [^>]*action="([^"]+)"', page.text)
-        assert form is not None, page.text
-        log_in = {"username": user, "password": self.passwords[user]}
-        client.post(html.unescape(form[1]), data=log_in).raise_for_status()
-        return client
+    @contextlib.contextmanager
+    def browser(self, user: str) -> Iterator[httpx.Client]:
+        """Yield a client with the cookies of a browser whose user has logged in on Keycloak's page."""
+        with httpx.Client(
+            base_url=self.url, follow_redirects=True, timeout=ANSWER_SECONDS
+        ) as client:
+            page = client.get("/auth/login").raise_for_status()
+            for cookie in client.cookies.jar:
+                # Browsers send cookies that are only for HTTPS also to loopback; httpx does not.
+                cookie.secure = False
+            form = re.search('<form [^>]*action="([^"]+)"', page.text)
+            assert form is not None, page.text
+            log_in = {"username": user, "password": self.passwords[user]}
+            client.post(html.unescape(form[1]), data=log_in).raise_for_status()
+            yield client
 
 
 def _post(client: httpx.Client, path: str, **sent: Any) -> None:
