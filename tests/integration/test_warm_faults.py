@@ -187,8 +187,12 @@ def test_threads_that_a_pipeline_leaks_end_with_its_run(
         assert LOST not in fleet.run(leaks)
     # The JVM may take a moment until it has waited for the processes that it has started.
     of_driver = {fleet.keeper.pid, fleet.fork_server.pid, fleet.jvm.pid}
-    while {process.pid for process in fleet.processes} != of_driver:
+    for _ in range(600):
+        left = [process for process in fleet.processes if process.pid not in of_driver]
+        if not left:
+            break
         time.sleep(0.1)
+    assert left == []
     assert fleet.fork_server.num_threads() == 1
     works = fresh_name("works")
     fleet.add(works)
