@@ -400,7 +400,11 @@ def test_a_store_is_drawn(open_view: Open, many: gallery.Scene) -> None:
     assert is_accessible(page)
     page.locator(".bars a").first.click()
     page.get_by_role("link", name="What this key was").click()
-    expect(page.get_by_role("region", name="History of")).to_contain_text("in the last 10")
+    snapshots = page.get_by_role("region", name="Snapshots").locator("tbody tr")
+    expect(snapshots).to_have_count(10)
+    expect(snapshots.first).to_contain_text("changed")
+    # Only the newest snapshot has the key, and one value is no history to draw.
+    expect(page.locator("canvas")).to_have_count(0)
 
 
 @pytest.mark.parametrize(
