@@ -367,7 +367,7 @@ def test_a_class_that_avro_lacks_can_be_read_and_not_written() -> None:
     [
         (["total"], {}, "the values have no orders, which Total needs"),
         (["total", "orders"], {"more": "orders"}, "Total has no more, which the values have"),
-        (["total"], {"orders": "'x'"}, "orders is STRING, and BIGINT in Total"),
+        (["total"], {"orders": "'x'"}, "orders is STRING, but BIGINT in Total"),
     ],
 )
 def test_an_output_that_surely_does_not_fit_is_an_error_when_the_file_is_loaded(

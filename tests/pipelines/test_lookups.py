@@ -152,7 +152,7 @@ def test_a_key_with_several_rows_rejects_its_record(look: Look, database: Databa
         pipe(driver, "a", "b")
         assert [record.value["right"]["name"] for record in driver.output("known")] == ["Bo"]
         (letter,) = driver.dead_letters()
-        assert letter.headers["sluice.detail"] == "LookupError: 2 rows of visits have the id 'a'"
+        assert letter.headers["sluice.detail"] == "LookupError: 2 rows of visits have id 'a'"
 
 
 class Numbered(Struct):
@@ -202,7 +202,7 @@ def test_a_database_that_takes_different_keys_for_equal_ends_the_run(database: D
         pipe(driver, "Ada")
         assert [record.value["right"]["name"] for record in driver.output("known")] == ["Ada L."]
         pipe(driver, "ADA")
-        with pytest.raises(EngineError, match="takes the id 'Ada' in clients for another key"):
+        with pytest.raises(EngineError, match="returned the row with id 'Ada' in clients for a key"):
             driver.commit()
 
 

@@ -91,7 +91,7 @@ def test_pages_name_commands_that_exist() -> None:
         ("rebuild X --from-topics.", ""),
         ("rebild X", "there is no command rebild"),
         ("recover NAME --dry", "recover has no option --dry"),
-        ("status X", "status takes no argument X"),
+        ("warm X", "warm takes no argument X"),
         ("dead-letters redrive X --since TIME", ""),
         ("generations drop X", ""),
     ],
