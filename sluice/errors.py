@@ -215,7 +215,8 @@ class RegistryAway(EngineError):
     title = "The schema registry is away"
     next_step = (
         "Check that the registry runs, is reachable and accepts the credentials in "
-        "SLUICE_REGISTRY or in Airflow's connection. The pipeline goes on by itself."
+        "SLUICE_REGISTRY or in Airflow's connection. The run waits for some minutes; then it fails, "
+        "and Airflow repeats it."
     )
 
     @classmethod

@@ -117,7 +117,7 @@ def remove(
         if standbys := ledger.standbys.of(pipeline):
             workers = joined(list(map(str, sorted(standbys))))
             raise Refused(
-                f"{pipeline} has standbys, of its workers {workers}.",
+                f"{pipeline} has standbys for the workers {workers}.",
                 next_step=f"Remove them first: sluice standby remove {pipeline} WORKER.",
             )
         if readers := readers_of(ledger, pipeline):

@@ -177,7 +177,7 @@ def _require_possible(
     if standbys := ledger.standbys.of(old):
         workers = joined(list(map(str, sorted(standbys))))
         raise Refused(
-            f"{old} has standbys, of its workers {workers}.",
+            f"{old} has standbys for the workers {workers}.",
             next_step=f"Remove them first: sluice standby remove {old} WORKER. "
             "Add them again afterwards.",
         )
@@ -277,7 +277,7 @@ def _all_leases(
 ) -> Iterator[Sequence[Lease]]:
     """Yield the leases of all generations of a pipeline, the current one first.
 
-    A generation that a rebuild fills has a lease of its own.
+    A generation that is being filled by a rebuild has its own lease.
     """
     holder = this_process(settings.run or "rename")
     with ExitStack() as stack:

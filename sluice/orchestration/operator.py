@@ -214,8 +214,8 @@ class SluiceOperator(SparkSubmitOperator):
             self._note_failure(context, started_at, silent)
             raise recorded or error from None
         except BaseException:
-            # Some errors are no `Exception`, such as AirflowTaskTimeout, which Airflow raises in a
-            # task that exceeds its time limit.
+            # Some errors are not subclasses of `Exception`, such as AirflowTaskTimeout, which Airflow
+            # raises in a task that exceeds its time limit.
             self._note_ended(context)
             raise
 

@@ -408,7 +408,8 @@ def _refuse_unstorable(model: Any, where: str) -> None:
     except (PydanticUserError, NameError) as error:
         raise TopologyError(
             f"{where}: {model.__name__} is not complete: {error}.",
-            next_step="Define the classes that the model names above the model.",
+            next_step=f"Move the classes that {model.__name__} refers to above "
+            f"{model.__name__} in the file.",
         ) from None
     decorators = model.__pydantic_decorators__
     problem = ""

@@ -396,7 +396,8 @@ def _refuse_models_in(kind: Any, where: str) -> None:
     for name, part in _annotations(kind).items():
         if any(map(is_model, _parts(part))):
             raise TopologyError(
-                f"{where}.{name}: a field of a pydantic model is possible only in another model.",
+                f"{where}.{name} is a pydantic model, but {kind.__name__} is not: only a pydantic "
+                "model can have a pydantic model as a field.",
                 next_step=f"Declare {kind.__name__} as a pydantic.BaseModel.",
             )
 

@@ -260,7 +260,7 @@ class Stages:
 
 
 def first_edges(job: Job, kinds: Kinds) -> tuple[Layers, KnownTypes]:
-    """Return the columns of edges from stateless steps, and the types known before any stage."""
+    """Return the columns that edges from stateless steps need, and the types known at the start."""
     layers, known = KnownTypes(job).with_edges(0, kinds)
     paths: list[Column] = []
     for edge in job.edges_from(0):
