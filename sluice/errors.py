@@ -215,8 +215,8 @@ class RegistryAway(EngineError):
     title = "The schema registry is away"
     next_step = (
         "Check that the registry runs, is reachable and accepts the credentials in "
-        "SLUICE_REGISTRY or in Airflow's connection. The run waits for some minutes; then it fails, "
-        "and Airflow repeats it."
+        "SLUICE_REGISTRY or in Airflow's connection. A run waits up to 5 minutes and then "
+        "fails; Airflow repeats it."
     )
 
     @classmethod

@@ -88,7 +88,7 @@ def hopping(
     if zone is None and length.unit == period.unit == "ms" and not shift.count:
         if period.ms > length.ms:
             raise TopologyError(
-                f"{where}: with an advance above the size, "
+                f"{where}: the advance is longer than the size, so "
                 "records between two windows would be in no window.",
                 next_step=f"Make the advance at most {length}.",
             )

@@ -361,8 +361,8 @@ def _tag_of(models: Sequence[Any], where: str) -> str:
     names = " | ".join(model.__name__ for model in models)
     raise TopologyError(
         f"{where}: no field tells the models {names} apart.",
-        next_step="Give each of them a field with a text of its own, such as "
-        "kind: Literal['opened'].",
+        next_step="Give each of them a field with a different text, such as "
+        "kind: Literal['opened'] in one and kind: Literal['paid'] in another.",
     )
 
 
@@ -387,7 +387,8 @@ def _require_different_names(model: Any, where: str) -> None:
         other = names.setdefault(_json_name(name, field), name)
         if other != name:
             raise TopologyError(
-                f"{where}: {model.__name__} writes the fields {other} and {name} under one name.",
+                f"{where}: {model.__name__} writes the fields {other} and {name} under the same "
+                "name.",
                 next_step="Give one of them another alias.",
             )
 

@@ -329,7 +329,7 @@ class _Replacing:
             if not name.isidentifier():
                 raise TopologyError(
                     f"{where}: with a field of type Any, {name!r} must be a name in Python.",
-                    next_step="Declare the fields of type Any in a class of their own.",
+                    next_step="Declare the fields of type Any in a separate class.",
                 )
         return _struct(kind, replaced, optional)
 

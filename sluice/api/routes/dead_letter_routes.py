@@ -87,7 +87,9 @@ class Redrive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     since: Since | None = None
     partition: Partition | None = None
     place: (
-        Annotated[str, Meta(description="Only the dead letter at this PARTITION/OFFSET.", max_length=40)]
+        Annotated[
+            str, Meta(description="Only the dead letter at this PARTITION/OFFSET.", max_length=40)
+        ]
         | None
     ) = None
     step: Step | None = None

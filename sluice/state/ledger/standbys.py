@@ -176,9 +176,9 @@ def _require_same(connection: Connection, standby: Standby) -> None:
     row = connection.execute(of_worker).mappings().first()
     if row is None or Standby(**dict(row)) != standby:
         raise Refused(
-            f"The standby of worker {standby.number} of {standby.pipeline!r} at "
-            f"{standby.host_port} was removed or replaced, or got another copy, meanwhile. This "
-            "command has changed nothing.",
+            f"In the meantime, the standby of worker {standby.number} of {standby.pipeline!r} at "
+            f"{standby.host_port} was removed or replaced, or got another copy. This command has "
+            "changed nothing.",
             next_step=f"Look at the standbys: sluice workers {standby.pipeline}. "
             "Then repeat the command if needed.",
         )

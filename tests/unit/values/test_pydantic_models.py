@@ -163,7 +163,7 @@ def _with(kind: Any, **options: Any) -> Any:
         (Street, r"Street\.home\.cats: a field of a pydantic model"),
         (_with(House), r"Odd\.field\.cat: a field of a pydantic model"),
         (Annotated[str, []], r"not a type of values\. Declare the type without annotations"),
-        (Twins, r"Twins: Twins writes the fields a and b under one name"),
+        (Twins, r"Twins: Twins writes the fields a and b under the same name"),
         (Validated, r"Validated is a dataclass of pydantic"),
     ],
 )  # fmt: skip
