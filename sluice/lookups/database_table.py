@@ -177,8 +177,8 @@ class DatabaseTable:
                 f"The database of connection {self.connection.name!r} has no driver here: "
                 f"{sentence(error)}",
                 next_step=(
-                    "Install the driver's package beside Sluice, on the hosts of Spark's "
-                    "executors, too."
+                    "Install the driver's package wherever Sluice is installed, also on the hosts "
+                    "of Spark's executors."
                 ),
             ) from None
 

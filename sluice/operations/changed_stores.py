@@ -234,7 +234,7 @@ class ChangedStores:
         if not is_there or state.info.ref != before.info.ref or state.changes != before.changes:
             name = state.info.pipeline
             raise EngineError(
-                f"Another command has replaced or removed a generation of {name} meanwhile.",
+                f"In the meantime, another command has replaced or removed a generation of {name}.",
                 next_step="Compute the changed stores again: "
                 f"sluice rebuild {name} --changed-only.",
             )

@@ -90,7 +90,7 @@ def find_removal(
     )
     if not (infos or removal.shards or removal.topics):
         raise NotFound(
-            f"There is nothing of a pipeline {pipeline!r}: no state, and no topic of its own.",
+            f"There is no pipeline {pipeline!r}: it has neither state nor its own topics.",
             next_step="Look for its name in: sluice status.",
         )
     return removal

@@ -99,7 +99,7 @@ def hopping(
     whole, part = (length.months, period.months) if period.months else (length.ms, period.ms)
     if whole < part or whole % part:
         raise TopologyError(
-            f"{where}: the size must be a whole number of advances.",
+            f"{where}: the size must be a multiple of the advance.",
             next_step='Write for example hopping("7 days", advance="1 day", zone="Europe/Berlin").',
         )
     zone = "UTC" if zone is None else zone

@@ -328,7 +328,8 @@ class _Replacing:
         for name in replaced:
             if not name.isidentifier():
                 raise TopologyError(
-                    f"{where}: with a field of type Any, {name!r} must be a name in Python.",
+                    f"{where}: the class has a field of type Any, so the field {name!r} must have "
+                    "a valid Python name.",
                     next_step="Declare the fields of type Any in a separate class.",
                 )
         return _struct(kind, replaced, optional)

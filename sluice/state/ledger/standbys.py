@@ -159,8 +159,8 @@ class Standbys(LedgerPart):
             # lost, so the standby must not take its place.
             if epochs_of(connection, standby.pipeline).get(standby.number, 0) != place:
                 raise Refused(
-                    f"Another command has moved worker {standby.number} of {standby.pipeline!r} "
-                    "meanwhile, or has begun to. Its standby was not promoted.",
+                    f"In the meantime, another command has moved worker {standby.number} of "
+                    f"{standby.pipeline!r}, or has begun to move it. The standby was not promoted.",
                     next_step=f"Look where it is: sluice workers {standby.pipeline}. "
                     "Repeat the command if needed.",
                 )
