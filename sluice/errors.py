@@ -258,9 +258,9 @@ class BatchDiffers(EngineError):
             "(for example by compaction), a changed pipeline, or changed columns of a table. The "
             "first results stay in the output, and the batch is not published.",
             next_step=(
-                f"Undo the change, and run again: sluice run {pipeline}. Or compute the state again "
-                f"from the topics: sluice rebuild {pipeline}. This does not write the same output "
-                "again. If records of earlier batches are gone, too, add --from-topics."
+                f"Undo the change, and run again: sluice run {pipeline}. Or compute the state "
+                f"again from the topics: sluice rebuild {pipeline}. This does not write the "
+                "same output again. If records of earlier batches are gone, too, add --from-topics."
             ),
         )
 

@@ -75,8 +75,8 @@ class StartingJvm(StartedJvm):
                 raise SettingsError(
                     f"Spark's JVM exited with status {self.process.returncode} "
                     "while it was starting.",
-                    next_step="See the error that Java has printed above. If it is about a setting, "
-                    "correct SLUICE_SPARK_CONF.",
+                    next_step="See the error that Java has printed above. If it is about a "
+                    "setting, correct SLUICE_SPARK_CONF.",
                 )
             time.sleep(_POLL_S)
         written = self.connection.read_bytes()

@@ -115,7 +115,8 @@ def _earlier(ledger: Ledger, current: GenerationRef) -> GenerationInfo:
     raise EngineError(
         f"{current.pipeline} has no earlier generation than {current.generation} any more.",
         next_step="After a promotion, the earlier generation is kept only until the next replay, "
-        f"deployment or rebuild. Build the earlier state from the topics: sluice deploy {current.pipeline}, with "
+        "deployment or rebuild. Build the earlier state from the topics: "
+        f"sluice deploy {current.pipeline}, with "
         "the earlier file.",
     )
 
