@@ -196,7 +196,7 @@ class ChangedStores:
                 and computes_same_state(begun, self._info(ledger, job, generation))
             ):
                 log.info(
-                    "continuing the call that was killed",
+                    "continuing the interrupted rebuild",
                     pipeline=begun.pipeline,
                     generation=generation,
                 )

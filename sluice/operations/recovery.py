@@ -85,8 +85,8 @@ class Recovery:
         if self.elsewhere:
             yield (
                 "These shards are outside of this process's SLUICE_SHARDS: "
-                f"{listed(self.elsewhere)}. If another installation still runs {name} there, do not "
-                "recover: both would write these shards. Give this pipeline another name."
+                f"{listed(self.elsewhere)}. If another installation still runs {name} there, do "
+                "not recover: both would write these shards. Give this pipeline another name."
             )
         yield (
             f"Lost: {lost} before {self.snapshot}, with their audits, measurements and notes; "
