@@ -191,9 +191,9 @@ def database_url(connection: str) -> str:
         return ""
     if database.conn_type != "postgres":
         raise SettingsError(
-            f"Connection {connection!r} is of type {database.conn_type}.",
+            f"Connection {connection!r} is of type {database.conn_type}, not Postgres.",
             next_step=(
-                "Give it the type Postgres, because a pipeline uses a table of its database. For "
+                "Change its type to Postgres: a pipeline uses a table of this database. For "
                 "look-ups in another kind of database, delete the connection and set the "
                 f"environment variable {connection_variable(connection)} to the database's URL."
             ),

@@ -141,7 +141,7 @@ class ChangedStores:
         tables = {store.name for store in query.info.stores if store.kind == "global"}
         if not state.changes.stores - tables and not state.changes.operators:
             raise EngineError(
-                f"{name} cannot keep the state of single stores. All of its stores have changed.",
+                f"All stores of {name} have changed, so none of its state can be kept.",
                 next_step=f"Compute all of them from the topics: sluice rebuild {name}.",
             )
 

@@ -126,7 +126,7 @@ def find_renaming(ledger: Ledger, settings: Settings, old: str, new: str) -> Ren
     if begun is not None and begun.name != new:
         raise Refused(
             f"{old} was renamed to {begun.name}, or its renaming has begun.",
-            next_step=f"sluice rename {old} {begun.name}",
+            next_step=f"See what is left to do: sluice rename {old} {begun.name}",
         )
     phase = "" if begun is None else begun.phase
     if phase in ("", "done") and ledger.generations.current_number(old) is None:
@@ -409,7 +409,7 @@ def rename_parts(
                 raise Refused(
                     f"The last run of {name} was interrupted, and its batch needs the names as "
                     "they were.",
-                    next_step=f"Undo the change of the file, run it once: sluice run {name}. "
+                    next_step=f"Undo the change of the file, and run it once: sluice run {name}. "
                     "Then rename.",
                 )
             after = _renamed_parts(job, settings, ledger, before, names)

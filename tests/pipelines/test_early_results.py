@@ -117,7 +117,7 @@ def test_windows_of_a_function_have_early_results(drive: Drive) -> None:
         (
             tumbling("1 minute"),
             {"early": "10 seconds"},
-            r"early= has no meaning, because every result is sent at once",
+            r"early= has no meaning, because every result is sent immediately",
         ),
         (
             tumbling("1 minute"),
