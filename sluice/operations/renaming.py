@@ -194,7 +194,7 @@ def _require_possible(
         )
     if new in ledger.generations.pipelines() or ledger.generations.forgotten(new):
         raise Refused(
-            f"The ledger has a pipeline {new!r} already, or its shards.",
+            f"The ledger already has a pipeline {new!r} or shards of it.",
             next_step=f"Choose another name, or remove that pipeline: sluice remove {new}.",
         )
     if not begun and (existing := topic_ids(settings.kafka, own_topics(new))):
