@@ -98,8 +98,8 @@ def _require_allowed(connection: str, config: Mapping[str, Any]) -> None:
     allowed = conf.get(_SECTION, _ALLOWLIST, fallback="") or ""
     if name is not None and name not in map(str.strip, allowed.split(",")):
         raise SettingsError(
-            f"Connection {connection!r} names the function {name!r} in {FUNCTION}, which is not in "
-            f"Airflow's [{_SECTION}] {_ALLOWLIST}.",
+            f"Connection {connection!r} sets {FUNCTION} to the function {name!r}, but Airflow's "
+            f"[{_SECTION}] {_ALLOWLIST} does not list this function.",
             next_step=f"If the function may be called, add it to {_ALLOWLIST}.",
         )
 
@@ -191,9 +191,9 @@ def database_url(connection: str) -> str:
         return ""
     if database.conn_type != "postgres":
         raise SettingsError(
-            f"Connection {connection!r} is of type {database.conn_type}.",
+            f"Connection {connection!r} is of type {database.conn_type}, not Postgres.",
             next_step=(
-                "Give it the type Postgres, because a pipeline uses a table of its database. For "
+                "Change its type to Postgres: a pipeline uses a table of this database. For "
                 "look-ups in another kind of database, delete the connection and set the "
                 f"environment variable {connection_variable(connection)} to the database's URL."
             ),

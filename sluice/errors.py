@@ -215,7 +215,8 @@ class RegistryAway(EngineError):
     title = "The schema registry is away"
     next_step = (
         "Check that the registry runs, is reachable and accepts the credentials in "
-        "SLUICE_REGISTRY or in Airflow's connection. The pipeline goes on by itself."
+        "SLUICE_REGISTRY or in Airflow's connection. A run waits up to 5 minutes and then "
+        "fails; Airflow repeats it."
     )
 
     @classmethod
@@ -257,10 +258,9 @@ class BatchDiffers(EngineError):
             "(for example by compaction), a changed pipeline, or changed columns of a table. The "
             "first results stay in the output, and the batch is not published.",
             next_step=(
-                f"Undo the change, and run again: sluice run {pipeline}. Or compute the state anew "
-                "from the topics, which does not write the same output again: "
-                f"sluice rebuild {pipeline}, with --from-topics if records of earlier batches are "
-                "gone, too."
+                f"Undo the change, and run again: sluice run {pipeline}. Or compute the state "
+                f"again from the topics: sluice rebuild {pipeline}. This does not write the "
+                "same output again. If records of earlier batches are gone, too, add --from-topics."
             ),
         )
 
@@ -395,7 +395,9 @@ class NotReached(QueryError):
 
     status = 412
     title = "Not reached yet"
-    next_step = "Try again after the pipeline's next run, or query without a minimum."
+    next_step = (
+        "Try again after the pipeline's next run, or leave out `min_snapshot` and `min_position`."
+    )
 
 
 class Incomplete(StateError):

@@ -96,7 +96,7 @@ DELTA_CONF = {
 }
 """Spark settings for a session that writes Delta tables."""
 CODE = "sluice.zip"
-"""The archive of this package on executors."""
+"""The name of the archive in which executors receive this package."""
 FINISHED = "SLUICE_FINISHED"
 """The environment variable with the path of a file that the driver makes when it has done
 everything."""

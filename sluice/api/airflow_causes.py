@@ -150,4 +150,4 @@ async def note_causes_repeatedly(runs: Runs) -> None:
             await asyncio.to_thread(note_causes, ledger, runs)
         except Exception as error:
             # The ledger or Airflow's database may not answer now. The next attempt may succeed.
-            log.warning("failures not explained", why=str(error))
+            log.warning("causes of failures not found", why=str(error))

@@ -233,7 +233,10 @@ class AirflowRuns:
         return str(run.run_id)
 
     def _tasks(self, session: Session, runs: Sequence[DagRun]) -> dict[tuple[str, str], Any]:
-        """Return the tasks whose logs explain the runs, by DAG and run."""
+        """Return one task of each run, by DAG and run. Its log shows how the run went.
+
+        This is a failed task, or else the task that was started last.
+        """
         if not runs:
             return {}
         c = TaskInstance
@@ -284,7 +287,7 @@ class AirflowRuns:
 
 
 def _rank(task: Any) -> tuple[bool, float]:
-    """Return a sort key that is largest for the task whose log explains a run.
+    """Return a sort key that is largest for the task whose log shows how its run went.
 
     This is a failed task, or else the task that was started last.
     """

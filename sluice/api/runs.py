@@ -35,14 +35,17 @@ class PoolWait:
         begin = f"Its task waits for a slot of the pool {self.pool}"
         if not self._is_full:
             return f"{begin}, which has free slots."
-        holders = listed(self.holders) or "nobody, because the pool has no slots"
-        return f"{begin}. All {counted(self.slots, 'slot')} are taken by {holders}."
+        if not self.slots:
+            return f"{begin}, which has no slots."
+        return f"{begin}. All {counted(self.slots, 'slot')} are taken by {listed(self.holders)}."
 
     @property
     def next_step(self) -> str:
         """What to do so that the task gets a slot."""
         if not self._is_full:
             return "Look at Airflow's own limits, such as core.parallelism, and at its scheduler."
+        if not self.slots:
+            return f"Give the pool {self.pool} slots in Airflow."
         return (
             "Wait until these tasks have ended, end one of them, or give the pool "
             f"{self.pool} more slots in Airflow."

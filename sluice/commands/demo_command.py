@@ -39,7 +39,8 @@ def demo(
         if format_name and (name != "orders" or format_name not in FORMATS):
             raise SettingsError(
                 f"The example {name} has no format {format_name}.",
-                next_step=f"Run sluice demo orders, with --format {', '.join(FORMATS)}, or none.",
+                next_step="Only the example orders has formats: write one of --format "
+                f"{', '.join(FORMATS)}, or leave --format out.",
             )
         options = demos.Options(leave, port, format_name or "")
         status = demos.demo(load_example(name), options, out.console)

@@ -35,7 +35,7 @@ def list_generations(pipeline: PipelineName) -> None:
         if not rows:
             raise NotFound(
                 f"The ledger has no pipeline {pipeline!r}.",
-                next_step="Run it first; see SLUICE_LEDGER.",
+                next_step="Run it first, or correct SLUICE_LEDGER.",
             )
         print_rows(rows, Form.TABLE)
 

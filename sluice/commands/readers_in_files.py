@@ -51,8 +51,8 @@ def require_readers(settings: Settings, ledger: Ledger, job: Job, others: Iterab
     if not unneeded:
         return ""
     return (
-        f"may_break names {', '.join(unneeded)}, for which the change breaks nothing. Remove the "
-        "name, so that a later change is refused."
+        f"may_break lists {', '.join(unneeded)}, but the change breaks nothing there. Remove the "
+        "name from the list, so that Sluice refuses a later change that breaks something."
     )
 
 

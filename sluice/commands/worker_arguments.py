@@ -19,7 +19,7 @@ def current_generation(ledger: Ledger, pipeline: str) -> GenerationInfo:
     if info is None:
         raise NotFound(
             f"The ledger has no pipeline {pipeline!r}.",
-            next_step="Run it first; see SLUICE_LEDGER.",
+            next_step="Run it first, or correct SLUICE_LEDGER.",
         )
     return info
 

@@ -139,8 +139,8 @@ def settings_errors() -> Iterator[None]:
         cause = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else error
         first_line, _, _ = str(cause).strip().partition("\n")
         next_step = (
-            "Correct SLUICE_SPARK_CONF. If Java has printed an error above, it names the setting, "
-            "or a module of Java without which Spark does not start."
+            "Correct SLUICE_SPARK_CONF. If Java has printed an error above, look there for the "
+            "wrong setting, or for a module that this Java lacks."
         )
         if _OF_OLDER_JAVA in first_line:
             next_step = "This Spark needs an older Java: set JAVA_HOME to Java 17 or 21."

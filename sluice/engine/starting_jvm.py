@@ -73,10 +73,10 @@ class StartingJvm(StartedJvm):
         while not self.connection.exists():
             if self.process.poll() is not None:
                 raise SettingsError(
-                    f"Spark's JVM has ended with status {self.process.returncode} "
-                    "before it had started.",
-                    next_step="See what Java has printed above. If it names a setting, "
-                    "correct SLUICE_SPARK_CONF.",
+                    f"Spark's JVM exited with status {self.process.returncode} "
+                    "while it was starting.",
+                    next_step="See the error that Java has printed above. If it is about a "
+                    "setting, correct SLUICE_SPARK_CONF.",
                 )
             time.sleep(_POLL_S)
         written = self.connection.read_bytes()

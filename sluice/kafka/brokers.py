@@ -215,7 +215,7 @@ def unreachable(kafka: Mapping[str, str], why: str) -> BrokersUnreachable:
     if (tokenless := without_token(kafka)) is not None:
         return tokenless
     address = kafka.get("bootstrap.servers", "an unset address")
-    # A broker's or librdkafka's message may repeat a part of a setting.
+    # The message from the broker or librdkafka may quote part of a setting, such as a secret.
     reason = masked(_SURROUNDINGS.sub("", why), secrets_of_settings(kafka))
     next_step = ""
     if "certificate verify failed" in why:

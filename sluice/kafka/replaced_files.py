@@ -41,7 +41,7 @@ class ReplacedFiles:
         self._later_since = 0.0
 
     def were_replaced(self) -> bool:
-        """Return whether a file was replaced, and clients can use the new files.
+        """Return whether a file has been replaced and the new files are ready to use.
 
         While files are being replaced, they may not fit together yet.
         """

@@ -139,7 +139,7 @@ class LocalPlatform:
         stop([self._services.pop(name)])
 
     def processes(self, component: str) -> list[psutil.Process]:
-        """Return all processes of one of Airflow's components, with those that it has started."""
+        """Return the process of an Airflow component and all of its child processes."""
         return members({self._services[component].process.pid})
 
     def wait_for_airflow(self, say: Say = _silent) -> None:

@@ -129,8 +129,8 @@ class DatabaseTable:
                 # The value equals none of the requested keys, so its key is unknown. The database
                 # may have found the value because it ignores case, for example.
                 raise self._error(
-                    f"returned the row with {self.table.column} {column_value!r} in "
-                    f"{self.table.table} for a key that differs from it"
+                    f"returned a row of {self.table.table} whose {self.table.column} is "
+                    f"{column_value!r}, which is none of the requested keys"
                 )
             rows_by_value.setdefault(value, []).append(row)
         row_by_key: dict[str, Row] = {}
@@ -177,8 +177,8 @@ class DatabaseTable:
                 f"The database of connection {self.connection.name!r} has no driver here: "
                 f"{sentence(error)}",
                 next_step=(
-                    "Install the driver's package beside Sluice, on the hosts of Spark's "
-                    "executors, too."
+                    "Install the driver's package wherever Sluice is installed, also on the hosts "
+                    "of Spark's executors."
                 ),
             ) from None
 

@@ -40,7 +40,7 @@ def report(ledger_url: str, pipeline: str, run: str, out: Console, *, verify: bo
         if info is None:
             raise NotFound(
                 f"The ledger has no pipeline {pipeline!r}.",
-                next_step="Run it first; see SLUICE_LEDGER.",
+                next_step="Run it first, or correct SLUICE_LEDGER.",
             )
         for note in ledger.notes.all(pipeline):
             out.print(f"{note.noted_at} {note.run}".strip(), note.text, markup=False)

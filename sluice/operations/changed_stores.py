@@ -141,7 +141,7 @@ class ChangedStores:
         tables = {store.name for store in query.info.stores if store.kind == "global"}
         if not state.changes.stores - tables and not state.changes.operators:
             raise EngineError(
-                f"{name} cannot keep the state of single stores. All of its stores have changed.",
+                f"All stores of {name} have changed, so none of its state can be kept.",
                 next_step=f"Compute all of them from the topics: sluice rebuild {name}.",
             )
 
@@ -196,7 +196,7 @@ class ChangedStores:
                 and computes_same_state(begun, self._info(ledger, job, generation))
             ):
                 log.info(
-                    "continuing the call that was killed",
+                    "continuing the interrupted rebuild",
                     pipeline=begun.pipeline,
                     generation=generation,
                 )
@@ -234,7 +234,7 @@ class ChangedStores:
         if not is_there or state.info.ref != before.info.ref or state.changes != before.changes:
             name = state.info.pipeline
             raise EngineError(
-                f"Another command has replaced or removed a generation of {name} meanwhile.",
+                f"In the meantime, another command has replaced or removed a generation of {name}.",
                 next_step="Compute the changed stores again: "
                 f"sluice rebuild {name} --changed-only.",
             )

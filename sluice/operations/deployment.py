@@ -121,7 +121,8 @@ class Deployment:
 def compare_generations(ledger: Ledger, pipeline: str) -> Deployment:
     """Compare the generation that a replay has built with the current one.
 
-    Raise EngineError without such a generation, and NotFound before the first snapshot.
+    Raise EngineError if there is no such generation, and NotFound if the pipeline is not in the
+    ledger or one of the generations has no snapshot yet.
     """
     number = ledger.generations.current_number(pipeline)
     if number is None:

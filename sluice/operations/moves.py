@@ -99,7 +99,7 @@ def require_server(ledger: Ledger, place: Placement, database: str = "") -> None
         raise Refused(
             f"The state server that answers at {address} is not the one "
             "that has this address in the ledger.",
-            next_step="Give each server an address of its own, which all hosts can reach: "
+            next_step="Give each server its own address, which all hosts can reach: "
             "sluice serve --bind --host.",
         )
     if database and card.database != database:

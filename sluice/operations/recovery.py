@@ -84,9 +84,9 @@ class Recovery:
             )
         if self.elsewhere:
             yield (
-                f"Outside of this process's SLUICE_SHARDS: {listed(self.elsewhere)}. If another "
-                f"installation still runs {name} there, do not recover: both would write these "
-                "shards. Give this pipeline another name."
+                "These shards are outside of this process's SLUICE_SHARDS: "
+                f"{listed(self.elsewhere)}. If another installation still runs {name} there, do "
+                "not recover: both would write these shards. Give this pipeline another name."
             )
         yield (
             f"Lost: {lost} before {self.snapshot}, with their audits, measurements and notes; "
@@ -146,8 +146,8 @@ def _nothing_known(name: str, topic: str) -> Refused:
     return Refused(
         f"The topic {topic} has no marker that says what {name} has written, "
         "so its ledger cannot be recovered.",
-        next_step="Build the state from the topics, without writing any output for the records "
-        f"that they have now: sluice rebuild {name} --from-topics. Or begin anew, and write the "
+        next_step="Build the state from the topics, without writing output for the topics' "
+        f"current records: sluice rebuild {name} --from-topics. Or begin anew, and write the "
         f"output of all records again: sluice recover {name} --anew removes what is left of the "
         f"state, then sluice run {name}.",
     )
@@ -160,7 +160,7 @@ def _never_ran(name: str, topic: str) -> Refused:
         f"shards, and the topic {topic} has no markers.",
         next_step=f"Run it, which reads all records and writes their output: sluice run {name}. If "
         "it has run before and its output is still there, build the state from the topics without "
-        f"writing any output for the records that they have now: sluice rebuild {name} "
+        f"writing output for the topics' current records: sluice rebuild {name} "
         "--from-topics.",
     )
 

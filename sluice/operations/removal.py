@@ -90,7 +90,7 @@ def find_removal(
     )
     if not (infos or removal.shards or removal.topics):
         raise NotFound(
-            f"There is nothing of a pipeline {pipeline!r}: no state, and no topic of its own.",
+            f"There is no pipeline {pipeline!r}: it has neither state nor its own topics.",
             next_step="Look for its name in: sluice status.",
         )
     return removal
@@ -117,7 +117,7 @@ def remove(
         if standbys := ledger.standbys.of(pipeline):
             workers = joined(list(map(str, sorted(standbys))))
             raise Refused(
-                f"{pipeline} has standbys, of its workers {workers}.",
+                f"{pipeline} has standbys for the workers {workers}.",
                 next_step=f"Remove them first: sluice standby remove {pipeline} WORKER.",
             )
         if readers := readers_of(ledger, pipeline):

@@ -126,7 +126,7 @@ def find_renaming(ledger: Ledger, settings: Settings, old: str, new: str) -> Ren
     if begun is not None and begun.name != new:
         raise Refused(
             f"{old} was renamed to {begun.name}, or its renaming has begun.",
-            next_step=f"sluice rename {old} {begun.name}",
+            next_step=f"See what is left to do: sluice rename {old} {begun.name}",
         )
     phase = "" if begun is None else begun.phase
     if phase in ("", "done") and ledger.generations.current_number(old) is None:
@@ -177,7 +177,7 @@ def _require_possible(
     if standbys := ledger.standbys.of(old):
         workers = joined(list(map(str, sorted(standbys))))
         raise Refused(
-            f"{old} has standbys, of its workers {workers}.",
+            f"{old} has standbys for the workers {workers}.",
             next_step=f"Remove them first: sluice standby remove {old} WORKER. "
             "Add them again afterwards.",
         )
@@ -194,7 +194,7 @@ def _require_possible(
         )
     if new in ledger.generations.pipelines() or ledger.generations.forgotten(new):
         raise Refused(
-            f"The ledger has a pipeline {new!r} already, or its shards.",
+            f"The ledger already has a pipeline {new!r} or shards of it.",
             next_step=f"Choose another name, or remove that pipeline: sluice remove {new}.",
         )
     if not begun and (existing := topic_ids(settings.kafka, own_topics(new))):
@@ -277,7 +277,7 @@ def _all_leases(
 ) -> Iterator[Sequence[Lease]]:
     """Yield the leases of all generations of a pipeline, the current one first.
 
-    A generation that a rebuild fills has a lease of its own.
+    A generation that is being filled by a rebuild has its own lease.
     """
     holder = this_process(settings.run or "rename")
     with ExitStack() as stack:
@@ -409,7 +409,7 @@ def rename_parts(
                 raise Refused(
                     f"The last run of {name} was interrupted, and its batch needs the names as "
                     "they were.",
-                    next_step=f"Undo the change of the file, run it once: sluice run {name}. "
+                    next_step=f"Undo the change of the file, and run it once: sluice run {name}. "
                     "Then rename.",
                 )
             after = _renamed_parts(job, settings, ledger, before, names)

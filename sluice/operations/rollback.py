@@ -114,8 +114,9 @@ def _earlier(ledger: Ledger, current: GenerationRef) -> GenerationInfo:
             return info
     raise EngineError(
         f"{current.pipeline} has no earlier generation than {current.generation} any more.",
-        next_step="A promotion keeps the generation before it until the next replay, deployment or "
-        f"rebuild. Build the earlier state from the topics: sluice deploy {current.pipeline}, with "
+        next_step="After a promotion, the earlier generation is kept only until the next replay, "
+        "deployment or rebuild. Build the earlier state from the topics: "
+        f"sluice deploy {current.pipeline}, with "
         "the earlier file.",
     )
 

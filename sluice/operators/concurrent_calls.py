@@ -147,7 +147,7 @@ class Calls:
             raise EngineError(
                 f"{self._step}: {counted(len(self._hanging), 'call')} did not end within "
                 f"{duration_text(self._policy.timeout_ms)} and still hang.",
-                next_step="Give the function's client a time limit of its own, shorter than "
+                next_step="Set a time limit in the function's client that is shorter than "
                 "timeout=, or make the function async. Then run again.",
             )
 

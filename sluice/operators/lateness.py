@@ -125,7 +125,7 @@ class JoinLateness:
     @overload
     def sent_unmatched_at(self, side: int, time: Times) -> Times: ...
     def sent_unmatched_at(self, side: int, time: Any) -> Any:
-        """Return the stream time at which a record is sent unmatched, after window and grace."""
+        """Return the stream time at which an unmatched record is sent: after window and grace."""
         return time + self._sent_after_ms[side]
 
     def last_unmatched(self, side: int, stream_time: int) -> int:

@@ -485,7 +485,7 @@ class ContextBase:
                 f"timer {name!r}: {at} is before 1970; give an epoch time, such as "
                 "record.time + 60_000"
             )
-        _require_time(f"every of timer {name!r}", every)
+        _require_time(f"timer {name!r}, every=", every)
         if every < 0:
             raise ValueError(f"timer {name!r}: every={every} must be at least 0")
         # Refuse a time in the past: the timer would fire at a position before the record that sets
@@ -511,7 +511,7 @@ class ContextBase:
         `punctuate` does nothing.
         """
         self._require_timers(name)
-        _require_time(f"every of timer {name!r}", every)
+        _require_time(f"timer {name!r}, every=", every)
         if every < 1:
             raise ValueError(f"timer {name!r}: every={every} must be at least 1 ms")
         if name in self._timers_of(clock):

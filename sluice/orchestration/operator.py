@@ -214,8 +214,8 @@ class SluiceOperator(SparkSubmitOperator):
             self._note_failure(context, started_at, silent)
             raise recorded or error from None
         except BaseException:
-            # Some errors are no `Exception`, such as AirflowTaskTimeout, which Airflow raises in a
-            # task that exceeds its time limit.
+            # Some errors are not subclasses of `Exception`, such as AirflowTaskTimeout, which
+            # Airflow raises in a task that exceeds its time limit.
             self._note_ended(context)
             raise
 
@@ -453,7 +453,7 @@ def _options(context: Context) -> tuple[str, ...]:
     points = {name: parameters[name] for name in POINTS if parameters.get(name)}
     if not all(isinstance(text, str) and len(text) <= LONGEST_POINT for text in points.values()):
         raise AirflowFailException(
-            f"The run's {' and '.join(points)} must be text of at most "
+            f"The run's parameters {' and '.join(points)} must be text of at most "
             f"{LONGEST_POINT:,} characters."
         )
     if points and action != "replay":

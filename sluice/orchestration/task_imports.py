@@ -44,7 +44,7 @@ def import_for_tasks() -> None:
     try:
         import_module("sluice.orchestration.dags")
     except Exception as error:
-        log.warning("tasks import their modules themselves", why=f"{type(error).__name__}: {error}")
+        log.warning("modules not imported in advance", why=f"{type(error).__name__}: {error}")
 
 
 class TaskImports(AirflowPlugin):

@@ -69,10 +69,9 @@ def _require_one_type(node: nodes.Cogroup, column: str, arguments: Mapping[int, 
         texts.append(f"{part.columns[column]} of {kind}")
     if len(kinds - {""}) > 1:
         raise TopologyError(
-            f"aggregate into {node.store!r} at {node.at}: the column {column} is "
-            f"{' and '.join(texts)}, "
-            "which cannot be added up.",
-            next_step="Convert the values to one type with CAST, or use another name.",
+            f"aggregate into {node.store!r} at {node.at}: the streams compute the column "
+            f"{column} as {' and '.join(texts)}, which cannot be added up.",
+            next_step="Convert the values to one type with CAST, or use two different names.",
         )
 
 
@@ -119,8 +118,8 @@ def _splits(node: nodes.Cogroup, column: str) -> dict[int, SplitAggregate]:
     if len(computed) > 1:
         texts = [part.columns[column] for part in _parts_with(node, column).values()]
         raise TopologyError(
-            f"aggregate into {node.store!r} at {node.at}: the column {column} is "
-            f"{' and '.join(texts)}, which cannot be added up.",
-            next_step="Use the same functions in all streams, or another name.",
+            f"aggregate into {node.store!r} at {node.at}: the streams compute the column "
+            f"{column} as {' and '.join(texts)}, which cannot be added up.",
+            next_step="Use the same functions in all streams, or use different names.",
         )
     return splits

@@ -4,8 +4,8 @@ Names of columns:
 
 - `s3_amount`: field `amount` of the value decoded by source 3; `_key`, `_topic`, ... as in
   `values.record_metadata.METADATA`;
-- `sk3_amount`: the text of this field as a key, unless the field is text; `key3`: source 3's key if
-  it is in a field;
+- `sk3_amount`: the text of this field as a key, unless the field is text; `key3`: source 3's key,
+  if the key is taken from a field of the value;
 - `n5`: whether a record passed node 5; `n7_total`: field `total` of node 7; `r8`: the result of
   function 8;
 - `t5_0`: results of node 5's expressions that can fail; `t5_0_error`: their error;

@@ -55,7 +55,9 @@ class Module:
         """
         organisation, name, revision, *more = text.split(":")
         if len(more) not in (0, 2):
-            raise ValueError(f"{text!r} names no module")
+            raise ValueError(
+                f"{text!r} is not organisation:name:revision, with or without :classifier:extension"
+            )
         return cls(organisation, name, revision, *more)
 
 

@@ -42,7 +42,8 @@ UNUSED_DAYS = 30.0
 """Libraries that have been unused for this time are removed when others are installed."""
 _RETRY_S = 600.0
 _SHOWN_LINES = 8
-# zipfile raises RuntimeError for encrypted files, and its subclass for unknown compressions.
+# zipfile raises RuntimeError for encrypted files, and NotImplementedError, a subclass of it, for
+# unknown compression methods.
 _UNPACKING_ERRORS = (
     OSError,
     EOFError,

@@ -93,8 +93,8 @@ def _read(file: Path) -> bytes:
     except OSError as error:
         raise SettingsError(
             f"{file} cannot be read: {error.strerror}.",
-            next_step="Write the file, or correct requirements in sluice.toml. Its path is "
-            "relative to the folder of sluice.toml.",
+            next_step="Create the file, or correct its path in sluice.toml (`requirements`). "
+            "The path is relative to the folder of sluice.toml.",
         ) from None
 
 

@@ -64,7 +64,7 @@ class AsOf:
         for topic in self.min_positions:
             if topic not in topics:
                 raise QueryError(
-                    f"min_position: the store's pipeline does not read topic {topic[:100]!r}.",
+                    f"`min_position`: the store's pipeline does not read topic {topic[:100]!r}.",
                     next_step=f"The pipeline reads {', '.join(sorted(topics))}.",
                 )
 
@@ -153,7 +153,7 @@ def _at_standbys(ledger: Ledger, newest: Snapshot) -> Snapshot:
             reason = (
                 f"{without_copy} of the standbys of {newest.pipeline!r} have no copy of its state."
             )
-        raise NotFound(reason, next_step="Leave as_of out to read the newest snapshot.")
+        raise NotFound(reason, next_step="Leave `as_of` out to read the newest snapshot.")
     snapshot = ledger.snapshots.get(newest.ref, min(batches))
     return snapshot or _missing(
         ledger, newest, "The standbys' snapshot is not kept", (newest.generation, min(batches))
@@ -196,7 +196,7 @@ def parse_positions(text: str) -> dict[str, dict[str, int]]:
         partition, offset = _number(left, _INTEGER), _number(right, _BIGINT)
         if not topic or partition is None or offset is None:
             raise QueryError(
-                "min_position is not a position.",
+                "`min_position` is not a position.",
                 next_step="Write TOPIC:PARTITION:OFFSET, separated by commas.",
             )
         # If a partition is given twice, the state must have reached the larger offset.
@@ -220,7 +220,7 @@ def _missing(
     # error must only name snapshots that are kept, so the newest snapshot is read again.
     newest = ledger.snapshots.latest(newest.pipeline) or newest
     oldest = ledger.snapshots.oldest(newest.pipeline) or newest
-    kept = f"Snapshots {oldest.id} to {newest.id} are kept; leave as_of out to read the newest."
+    kept = f"Snapshots {oldest.id} to {newest.id} are kept; leave `as_of` out to read the newest."
     if requested < (oldest.generation, oldest.batch):
         raise Gone(
             f"{statement} any more.",

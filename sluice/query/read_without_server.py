@@ -44,7 +44,7 @@ def read_store(
     than 100,000 entries and no `limit` is given.
     """
     if limit is not None and (not isinstance(limit, int) or limit < 1):
-        raise QueryError(f"limit is {limit!r}, but must be a whole number of at least 1.")
+        raise QueryError(f"`limit` is {limit!r}, but must be a whole number of at least 1.")
     for name, text in {"first": first, "last": last, "prefix": prefix}.items():
         if text is not None and not _has_utf8_bytes(text):
             raise QueryError(f"{name}={text!r} is not valid Unicode text, so it cannot be a key.")

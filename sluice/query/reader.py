@@ -152,7 +152,7 @@ class Reader:
         if len(entries) > MAX_ENTRIES:
             raise QueryError(
                 f"Key {key[:100]!r} has more than {MAX_ENTRIES:,} windows.",
-                next_step="Select some of them by their start: from and to.",
+                next_step="Select windows by their start, with `from` and `to`.",
             )
         await self.catalogue.require_kept(pin.snapshot.ref, pin.snapshot.batch)
         return Answer(pin, (status,), entries)

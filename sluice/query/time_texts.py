@@ -30,7 +30,7 @@ def parse_moment(name: str, text: str) -> datetime:
         return _moment(text)
     except (ValueError, OverflowError, OSError):
         raise QueryError(
-            f"{name} is not a time.",
+            f"`{name}` is not a time.",
             next_step=(
                 "Write 2022-12-05T08:55:15 (UTC), or epoch milliseconds with at least 10 digits."
             ),

@@ -367,7 +367,7 @@ class _Server(uvicorn.Server):
             await asyncio.to_thread(self._on_started)
 
     async def _bind(self) -> list[socket.socket]:
-        """Return sockets at the server's address that do not listen yet."""
+        """Return sockets that are bound to the server's address but are not listening yet."""
         loop = asyncio.get_running_loop()
         try:
             server = await loop.create_server(

@@ -430,8 +430,8 @@ class DeltaSink:
         if snapshot.version() < 0:
             raise EngineError(
                 f"The table {target.output} ({target.at}) would be in the folder of another Delta "
-                "table, whose VACUUM deletes the files of others.",
-                next_step="Give each table a folder of its own.",
+                "table. VACUUM of that table would delete this table's files.",
+                next_step="Give each table its own folder.",
             )
         schema = StructType.fromJson(json.loads(snapshot.schema().json()))
         fields = {column.name: column for column in schema}

@@ -164,7 +164,7 @@ class PostgresTables:
             if other is not target:
                 raise EngineError(
                     f"The outputs {other.output} ({other.at}) and {target.output} ({target.at}) "
-                    f"are one table: {name}.",
+                    f"both write to the table {name}.",
                     next_step="Merge the streams, and write to the table once.",
                 )
         taken = database.execute(

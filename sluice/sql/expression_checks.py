@@ -176,7 +176,7 @@ def _require_fields_once(tree: exp.Expr, where: str) -> None:
             if name in names:
                 raise TopologyError(
                     f"{where} makes an object with two fields named {name}.",
-                    next_step="Write struct(... AS name, ...) to name them apart.",
+                    next_step="Give them different names: struct(... AS name, ...).",
                 )
             names.add(name)
 

@@ -50,7 +50,7 @@ def failure_causes(text: str) -> Iterator[tuple[str, str]]:
         if node.find_ancestor(exp.Lambda) or isinstance(node, exp.Lambda):
             continue
         if isinstance(node, exp.If) and isinstance(node.parent, exp.Case):
-            # A branch of CASE cannot be computed alone, because it is not an expression.
+            # WHEN ... THEN ... is not an expression, so it cannot be computed on its own.
             continue
         part = written(node, text)
         if isinstance(node, _DIVISIONS):

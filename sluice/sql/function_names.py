@@ -1,7 +1,7 @@
 """The names of Spark SQL 4.2's functions. Any other function is a mistake.
 
-For the functions that Arrow computes, `rules` has the rules, and `arrow_evaluation` the
-computations.
+Functions that Arrow computes have their type rules in `rules`, and their implementations in
+`arrow_evaluation`.
 """
 
 from __future__ import annotations

@@ -233,7 +233,7 @@ def backticks_for(text: str, known: Mapping[str, str]) -> str:
     if not bare:
         return ""
     return (
-        "Write names with signs and SQL's keywords in backticks: "
+        "Write backticks around names that are SQL keywords or contain signs: "
         f"{', '.join(map(reference, bare))}."
     )
 

@@ -13,7 +13,7 @@ import psutil
 def end(processes: Callable[[], Sequence[psutil.Process]], patience_s: float) -> None:
     """End processes. `processes` is a function that returns those that are still running.
 
-    Send SIGTERM once, and wait until none is left, at most `patience_s`. Then send SIGKILL to the
+    Send SIGTERM once, and wait up to `patience_s` for all of them to end. Then send SIGKILL to the
     rest. If an exception ends the wait, such as one that a signal's handler raises, send SIGKILL at
     once.
     """

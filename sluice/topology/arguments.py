@@ -29,8 +29,8 @@ def require_at_least(where: str, name: str, value: int | None, minimum: int) -> 
     """Raise TopologyError if `value` is below `minimum`; None is allowed."""
     if value is not None and value < minimum:
         raise TopologyError(
-            f"{where}: {name} is {value}; it must be at least {minimum}.",
-            next_step=f"Correct the value of {name}.",
+            f"{where}: {name} is {value}, but must be at least {minimum}.",
+            next_step=f"Give {name} a larger value.",
         )
 
 

@@ -33,8 +33,8 @@ def call_policy(
     require_whole(where, "concurrency", concurrency)
     if concurrency > _MOST_CONCURRENT:
         raise TopologyError(
-            f"{where}: concurrency is {concurrency}; it must be at most {_MOST_CONCURRENT}.",
-            next_step="Correct the value of concurrency.",
+            f"{where}: concurrency={concurrency} must be at most {_MOST_CONCURRENT}.",
+            next_step=f"Write concurrency={_MOST_CONCURRENT}, or less.",
         )
     timeout_ms, backoff_ms = milliseconds(timeout), milliseconds(backoff)
     require_whole(where, "timeout in ms", timeout_ms)
@@ -118,6 +118,6 @@ def require_whole(where: str, name: str, value: Any, least: int = 1) -> None:
     """Raise TopologyError unless `value` is a whole number, at least `least`."""
     if type(value) is not int or value < least:
         raise TopologyError(
-            f"{where}: {name} is {value!r}; it must be a whole number, at least {least}.",
-            next_step=f"Correct the value of {name}.",
+            f"{where}: {name}={value!r} must be a whole number of at least {least}.",
+            next_step=f"Write {name}={least}, or more.",
         )

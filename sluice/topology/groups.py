@@ -108,7 +108,7 @@ class Grouped(Generic[V]):
         if columns:
             raise TopologyError(
                 f"{where} has both Python functions and SQL.",
-                next_step="Use a store for each.",
+                next_step="Use one store for the functions, and another for the SQL.",
             )
         called: dict[str, Function] = {}
         for name, function in functions.items():
@@ -272,7 +272,7 @@ class GroupedStream(Grouped[V]):
             arguments.require_at_least(where, "early", windowed.early_ms, 1)
             if emit != "window_close":
                 raise TopologyError(
-                    f"{where}: early= has no meaning, because every result is sent at once.",
+                    f"{where}: early= has no meaning, because every result is sent immediately.",
                     next_step='Add emit="window_close", or leave early= out.',
                 )
         if retention is not None:
@@ -580,7 +580,8 @@ class CogroupedStreams(Generic[R]):
             )
         if is_python and named:
             raise TopologyError(
-                f"{where} has both a Python function and SQL.", next_step="Use a store for each."
+                f"{where} has both a Python function and SQL.",
+                next_step="Use one store for the function, and another for the SQL.",
             )
         columns: dict[str, str] = dict(adder) if isinstance(adder, Mapping) else {}
         columns |= named

@@ -104,7 +104,8 @@ class Pipeline(Graph):
     and the newest snapshot is older than this time.
 
     With `keep_headers=True`, all stores keep the headers of records, and queries return them: a row
-    has the headers of the result that has last changed it. A list of names selects single stores.
+    has the headers of the result that has last changed it. With a list of store names, only
+    these stores keep headers.
 
     For each store in `announce_windows`, Airflow gets an event when a window of the store has
     closed: no record can change the window's results any more, in any partition. The store must
@@ -539,7 +540,7 @@ def _refuse_most_topics(where: str, max_topics: int | None) -> None:
     if max_topics is not None:
         raise TopologyError(
             f"{where}: max_topics= limits the topics that match a pattern, "
-            "but these topics are named.",
+            "but this stream names its topics.",
             next_step='Leave it out, or pass a pattern: re.compile("...").',
         )
 

@@ -48,7 +48,7 @@ def read_file(path: Path) -> RegisteredSchema:
     except (OSError, msgspec.DecodeError) as error:
         raise TopologyError(
             f"{path} cannot be read: {error}.",
-            next_step="Write it anew: sluice schema pull SUBJECT.",
+            next_step="Write it again: sluice schema pull SUBJECT.",
         ) from None
 
 

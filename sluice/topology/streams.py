@@ -716,9 +716,9 @@ class Stream(Handle[V]):
         if unknown or not self.fields:
             raise TopologyError(
                 f"{where}: the types of {', '.join(unknown) or 'the fields'} are not known, "
-                "so the values do not fit a table.",
+                "so the function cannot get the values as a table.",
                 next_step="Declare the type of the values with returns= in the step before, "
-                "or take a list.",
+                "or let the function take a list.",
             )
         return self.shape.kind
 
@@ -739,7 +739,8 @@ class Stream(Handle[V]):
             )
         if any(name.lower() == "_row" for name in (*self.fields, *shape.fields)):
             raise TopologyError(
-                f"{self._where('transform')}: the frame's column _row is Sluice's own.",
+                f"{self._where('transform')}: no field can be named _row, because Sluice adds a "
+                "column of this name.",
                 next_step="Give the field another name with select(...) first.",
             )
         node = self.pipeline.add(

@@ -24,7 +24,7 @@ def require_table_columns(
         identity = table.identity_columns(is_windowed=is_windowed)
         columns = ", ".join([*identity, *fields])
         raise TopologyError(
-            f"{where}: types= names {unknown[0]!r}, but the columns are {columns}.",
+            f"{where}: types= has a type for {unknown[0]!r}, but the columns are {columns}.",
             next_step="Correct the name in types=, or leave it out.",
         )
     if table.key is not None:

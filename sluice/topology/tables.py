@@ -299,7 +299,7 @@ class Table(Handle[V]):
         if how == "outer" and kind != "table-table":
             raise TopologyError(
                 f"{where}: how='outer' needs two tables joined by key.",
-                next_step="Use inner or left.",
+                next_step="Write how='inner' or how='left'.",
             )
         if kind == "lookup" and on is not None:
             raise TopologyError(

@@ -88,7 +88,7 @@ def hopping(
     if zone is None and length.unit == period.unit == "ms" and not shift.count:
         if period.ms > length.ms:
             raise TopologyError(
-                f"{where}: with an advance above the size, "
+                f"{where}: the advance is longer than the size, so "
                 "records between two windows would be in no window.",
                 next_step=f"Make the advance at most {length}.",
             )
@@ -99,7 +99,7 @@ def hopping(
     whole, part = (length.months, period.months) if period.months else (length.ms, period.ms)
     if whole < part or whole % part:
         raise TopologyError(
-            f"{where}: the size must be a whole number of advances.",
+            f"{where}: the size must be a multiple of the advance.",
             next_step='Write for example hopping("7 days", advance="1 day", zone="Europe/Berlin").',
         )
     zone = "UTC" if zone is None else zone

@@ -353,7 +353,7 @@ class _Deriving:
         if not variants(inspect.UnionType(tuple(members))):
             raise TopologyError(
                 f"{where}: only a union of classes with tags has a type in Avro.",
-                next_step="Declare one type.",
+                next_step="Declare a single type, or give each class a tag.",
             )
         for member in members:
             tag = getattr(member, "tag", None)

@@ -384,7 +384,7 @@ def time_of(per_second: int, is_local: bool, number: int) -> datetime:
     if per_second > 1_000_000:
         number, rest = divmod(number, per_second // 1_000_000)
         if rest:
-            raise InexactError(f"the time has {rest} ns, but a contract's time only microseconds")
+            raise InexactError(f"the time has {rest} ns, but a contract has only microseconds")
         per_second = 1_000_000
     try:
         time = _1970 + timedelta(microseconds=number * (1_000_000 // per_second))

@@ -247,11 +247,11 @@ def _kind_of(envelope: _Envelope) -> bytes:
     if kind is None:
         if operation is None and envelope.status in ("BEGIN", "END"):
             return b"transaction"
-        raise ValueError(f"op is {operation!r}, not one of {', '.join(_KINDS)}")
+        raise ValueError(f"`op` is {operation!r}, not one of {', '.join(_KINDS)}")
     has_new = envelope.after != _NULL
     if has_new is not (kind in _WITH_NEW):
         problem = "has an" if has_new else "has no"
-        raise ValueError(f"a change with op {operation!r} {problem} after")
+        raise ValueError(f"a change with `op` {operation!r} {problem} `after`")
     return kind
 
 

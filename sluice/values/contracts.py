@@ -343,8 +343,8 @@ def _fields_of_class(kind: ObjectType, where: str) -> dict[str, str]:
             and not allows_none(field.type)
         ):
             raise TopologyError(
-                f"{name}: a row has every field, so a field that may be left out is None in Python "
-                "functions.",
+                f"{name}: if a record leaves this field out, Python functions get None for it, so "
+                "its type must allow None.",
                 next_step="Declare it as NotRequired[... | None].",
             )
         # msgspec.inspect does not show the default UNSET: a Struct's field then has no default

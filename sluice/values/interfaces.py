@@ -127,7 +127,7 @@ def next_step_of(pipeline: str, found: Sequence[Breach]) -> str:
     retire = f"(or, if it is no longer used: sluice retire {names[0]})"
     listing = ", ".join([f'"{name}"' for name in names])
     return (
-        f"{first} {retire}. Or keep the old fields beside the new ones. Or allow it: "
+        f"{first} {retire}. Or keep the old fields beside the new ones. Or allow the change: "
         f'Pipeline("{pipeline}", may_break=[{listing}]).'
     )
 

@@ -51,7 +51,7 @@ def _put_back(match: re.Match[str]) -> str:
 
 
 def encode_bytes(json: str) -> bytes:
-    """Encode for `to(topic, value=bytes)`: return the bytes whose base64 is the JSON string."""
+    """Encode for `to(topic, value=bytes)`: decode the JSON string from base64."""
     return msgspec.json.decode(json, type=bytes)
 
 

@@ -361,8 +361,8 @@ def _tag_of(models: Sequence[Any], where: str) -> str:
     names = " | ".join(model.__name__ for model in models)
     raise TopologyError(
         f"{where}: no field tells the models {names} apart.",
-        next_step="Give each of them a field with a text of its own, such as "
-        "kind: Literal['opened'].",
+        next_step="Give each of them a field with a different text, such as "
+        "kind: Literal['opened'] in one and kind: Literal['paid'] in another.",
     )
 
 
@@ -387,7 +387,8 @@ def _require_different_names(model: Any, where: str) -> None:
         other = names.setdefault(_json_name(name, field), name)
         if other != name:
             raise TopologyError(
-                f"{where}: {model.__name__} writes the fields {other} and {name} under one name.",
+                f"{where}: {model.__name__} writes the fields {other} and {name} under the same "
+                "name.",
                 next_step="Give one of them another alias.",
             )
 
@@ -408,7 +409,8 @@ def _refuse_unstorable(model: Any, where: str) -> None:
     except (PydanticUserError, NameError) as error:
         raise TopologyError(
             f"{where}: {model.__name__} is not complete: {error}.",
-            next_step="Define the classes that the model names above the model.",
+            next_step=f"Move the classes that {model.__name__} refers to above "
+            f"{model.__name__} in the file.",
         ) from None
     decorators = model.__pydantic_decorators__
     problem = ""

@@ -83,7 +83,7 @@ class Span:
         span = cls(first, last)
         if span.until is not None and span.until.is_beginning:
             raise QueryError(
-                "until is the beginning: the replay would read nothing.",
+                "`until` is the beginning: the replay would read nothing.",
                 next_step=_NEXT_STEP,
             )
         begin_ms = None
@@ -94,7 +94,7 @@ class Span:
             until_ms = span.until.time_ms
         if begin_ms is not None and until_ms is not None and begin_ms >= until_ms:
             raise QueryError(
-                "from is not before until: the replay would read nothing.",
+                "`from` is not before `until`: the replay would read nothing.",
                 next_step=_NEXT_STEP,
             )
         return span

@@ -35,10 +35,10 @@ class SharedTopic:
         if len(self.pipelines) == 2:
             both = "both"
         return (
-            f"{writers} {both} write the topic {self.topic}. Each writes in transactions of its "
-            "own, so their records are mixed in any order, and for a key that several of them "
-            "write, the latest record decides. If one of them is a copy of another, every result "
-            "is in the topic twice."
+            f"{writers} {both} write the topic {self.topic}. Each writes in its own "
+            "transactions, so their records are mixed in any order, and for a key that several of "
+            "them write, the latest record decides. If one of them is a copy of another, every "
+            "result is in the topic twice."
         )
 
 

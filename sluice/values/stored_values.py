@@ -328,8 +328,9 @@ class _Replacing:
         for name in replaced:
             if not name.isidentifier():
                 raise TopologyError(
-                    f"{where}: with a field of type Any, {name!r} must be a name in Python.",
-                    next_step="Declare the fields of type Any in a class of their own.",
+                    f"{where}: the class has a field of type Any, so the field {name!r} must have "
+                    "a valid Python name.",
+                    next_step="Declare the fields of type Any in a separate class.",
                 )
         return _struct(kind, replaced, optional)
 
@@ -396,7 +397,8 @@ def _refuse_models_in(kind: Any, where: str) -> None:
     for name, part in _annotations(kind).items():
         if any(map(is_model, _parts(part))):
             raise TopologyError(
-                f"{where}.{name}: a field of a pydantic model is possible only in another model.",
+                f"{where}.{name} is a pydantic model, but {kind.__name__} is not: only a pydantic "
+                "model can have a pydantic model as a field.",
                 next_step=f"Declare {kind.__name__} as a pydantic.BaseModel.",
             )
 

@@ -36,7 +36,7 @@ _UNTIL_STARTED_S = 10.0
 Connection: TypeAlias = tuple[str, socket.socket]
 """A driver's key, and a connection to the driver."""
 LOST = (
-    "The warm driver has ended during the run. The run starts again in a driver of its own; "
+    "The warm driver has ended during the run. The run starts again in its own driver; "
     "published batches are kept."
 )
 

@@ -132,7 +132,7 @@ def test_a_missing_key(viewer: httpx.Client, path: str) -> None:
 @pytest.mark.parametrize("time", ["yesterday", "2022-13-01", "9" * 30, "", "1e3"])
 def test_an_invalid_time(viewer: httpx.Client, time: str) -> None:
     answer = viewer.get("/v1/orders/windows/count", params={"from_time": time})
-    assert (answer.status_code, answer.json()["detail"]) == (400, "from_time is not a time.")
+    assert (answer.status_code, answer.json()["detail"]) == (400, "`from_time` is not a time.")
 
 
 def test_a_parameter_of_the_wrong_type(viewer: httpx.Client) -> None:

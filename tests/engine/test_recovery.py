@@ -261,5 +261,5 @@ def test_shards_of_another_installation_are_named_before_they_are_taken_over(
     assert said is not None
     lines = " ".join(said.lines())
     first, second = (f"sqlite:///{file}" for file in sorted(shard_files(started)))
-    assert f"Outside of this process's SLUICE_SHARDS: {first}, {second}." in lines
+    assert f"These shards are outside of this process's SLUICE_SHARDS: {first}, {second}." in lines
     assert "Give this pipeline another name." in lines

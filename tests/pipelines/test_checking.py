@@ -83,7 +83,7 @@ WRONG: dict[str, tuple[Callable[[Stream[Any]], object], str]] = {
     ),
     "a key of fields with one name": (
         lambda s: s.group_by("from_json(item, 'a INT, A INT')").count(store="n"),
-        r"store n at .*: a key has two fields named a. Name them apart",
+        r"store n at .*: a key has two fields named a. Give them different names",
     ),
     "a table's output": (
         lambda s: (

@@ -205,7 +205,7 @@ WRONG: dict[str, tuple[Callable[[Pipeline], object], str]] = {
             .cogroup(n="count(*)")
             .cogroup(p.stream("b", value=int).group_by_key(), n="sum(value)"),
         ),
-        r"the column n is count\(\*\) and sum\(value\), which cannot be added up",
+        r"the streams compute the column n as count\(\*\) and sum\(value\), which cannot be added up",
     ),
     "two types in one column": (
         lambda p: run_plan(
@@ -214,7 +214,7 @@ WRONG: dict[str, tuple[Callable[[Pipeline], object], str]] = {
             .cogroup(n="max(value)")
             .cogroup(p.stream("b", value=int).group_by_key(), n="max(value)"),
         ),
-        r"the column n is max\(value\) of STRING and max\(value\) of BIGINT, which cannot be added up",
+        r"the streams compute the column n as max\(value\) of STRING and max\(value\) of BIGINT, which cannot be added up",
     ),
     "columns that differ only in case": (
         lambda p: (

@@ -117,12 +117,12 @@ def test_windows_of_a_function_have_early_results(drive: Drive) -> None:
         (
             tumbling("1 minute"),
             {"early": "10 seconds"},
-            r"early= has no meaning, because every result is sent at once",
+            r"early= has no meaning, because every result is sent immediately",
         ),
         (
             tumbling("1 minute"),
             {"early": "0 s", "emit": "window_close"},
-            r"early is 0; it must be at least 1",
+            r"early is 0, but must be at least 1",
         ),
         (
             tumbling("1 minute"),

@@ -145,7 +145,8 @@ def test_wrong_lists_of_topics_and_partitions_of_tables_are_errors() -> None:
         pipeline.stream([1], value=Order)  # type: ignore[list-item]
     for named in ("others", ["others", "more"]):
         with pytest.raises(
-            TopologyError, match="max_topics= limits the topics that match a pattern, but these"
+            TopologyError,
+            match="max_topics= limits the topics that match a pattern, but this stream",
         ):
             pipeline.stream(named, value=Order, max_topics=2)
     with pytest.raises(TopologyError, match="expected a topic, or a list of topics, got int: 1"):

@@ -402,7 +402,7 @@ def test_an_error_is_one_sentence(sluice: CliRunner) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("range", WINDOWS, "--from", "zzz", "--local"), "--from is not a time."),
+        (("range", WINDOWS, "--from", "zzz", "--local"), "`--from` is not a time."),
         (("range", WINDOWS, "--from", "2022"), "epoch milliseconds with at least 10 digits"),
         (("get", COUNT, "store_1", "--as-of", "2022"), "is not a snapshot, run or time"),
     ],

@@ -139,7 +139,7 @@ class Access:
         if not stores:
             await self._require_not_renamed(name, pipeline)
         found = only_store(
-            name, stores, unknown=_LIST_STORES, ambiguous="Add pipeline= one of: {pipelines}."
+            name, stores, unknown=_LIST_STORES, ambiguous="Add `pipeline=` and one of: {pipelines}."
         )
         pin = await self.reader.catalogue.pin(found, when or AsOf())
         note_query(self.request, self.user, pin)

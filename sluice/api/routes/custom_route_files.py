@@ -91,7 +91,7 @@ def _claim(file: Path, routes: Routes, segments: dict[str, Path]) -> None:
         if first in segments:
             raise RouteError(
                 f"{file.name}: paths that begin with /{first} belong to {segments[first].name}.",
-                next_step="Let the paths of one of the files begin with another part.",
+                next_step="In one of the two files, let the paths begin with another part.",
             )
     segments.update(dict.fromkeys(firsts, file))
 

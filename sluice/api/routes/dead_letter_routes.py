@@ -87,14 +87,16 @@ class Redrive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     since: Since | None = None
     partition: Partition | None = None
     place: (
-        Annotated[str, Meta(description="One dead letter, by its PARTITION/OFFSET.", max_length=40)]
+        Annotated[
+            str, Meta(description="Only the dead letter at this PARTITION/OFFSET.", max_length=40)
+        ]
         | None
     ) = None
     step: Step | None = None
     key: Key | None = None
     value: (
         Annotated[
-            str, Meta(description="Write this value in place of the record's; requires place.")
+            str, Meta(description="Write this value in place of the record's; requires `place`.")
         ]
         | None
     ) = None
@@ -188,7 +190,7 @@ async def redrive(request: Request, query: PipelineQuery, chosen: Redrive) -> Re
     place = _place(chosen.place)
     if chosen.value is not None and place is None:
         raise QueryError(
-            "value replaces the value of one dead letter, so place is needed, too.",
+            "`value` needs `place`: it replaces the value of one dead letter, the one at `place`.",
             next_step="Add the dead letter's place, such as 0/17.",
         )
     since = _time(chosen.since)
@@ -270,7 +272,7 @@ def _place(text: str | None) -> tuple[int, int] | None:
     # `isdigit` alone accepts characters that `int` rejects, such as ².
     if not (partition.isascii() and partition.isdigit() and offset.isascii() and offset.isdigit()):
         raise QueryError(
-            "place is not a dead letter's position.",
+            "`place` is not a dead letter's position.",
             next_step="Write PARTITION/OFFSET, such as 0/17.",
         )
     return int(partition), int(offset)

@@ -205,7 +205,7 @@ async def show_history(request: Request, query: HistoryQuery) -> Response:
     info = await access.generation(query.pipeline)
     since, until = parse_moment("since", query.since), parse_moment("until", query.until)
     if until <= since:
-        raise QueryError("until is not later than since.", next_step="Swap the two times.")
+        raise QueryError("`until` is not later than `since`.", next_step="Swap the two times.")
     name = ("history", info.ref, since, until, query.columns)
     return reply(
         await access.figures(
@@ -278,7 +278,7 @@ async def start_run(request: Request, query: PipelineQuery, start: StartRun) -> 
     Span.parse(start.begin, start.until)
     if points and start.action is not Action.REPLAY:
         raise QueryError(
-            f"Only a replay takes {' and '.join(points)}.",
+            f"Only a replay takes {' and '.join(f'`{name}`' for name in points)}.",
             next_step='Leave them out, or set "action" to "replay".',
         )
     run = await asyncio.to_thread(runs.start, query.pipeline, parameters | points, access.user.name)

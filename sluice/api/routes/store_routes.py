@@ -386,7 +386,7 @@ async def _cursor(access: Access, query: PageQuery) -> Cursor | None:
     if as_snapshot(query.when.as_of or "") not in (None, as_snapshot(cursor.snapshot)):
         raise QueryError(
             f"The cursor belongs to snapshot {cursor.snapshot}.",
-            next_step="Omit the cursor to read another one.",
+            next_step="Omit the cursor to read another snapshot.",
         )
     return cursor
 

@@ -151,7 +151,7 @@ def origins(source: int, partition: int, offsets: Integers) -> Integers:
         # A number with too many bits would overwrite bits of the number before it, and records
         # would silently be sorted wrongly.
         if number >= 1 << bits:
-            raise OverflowError(f"{name} {number} is above {(1 << bits) - 1}")
+            raise OverflowError(f"{name} {number} is above {(1 << bits) - 1}, the limit")
     return np.int64((source << PARTITION_BITS | partition) << OFFSET_BITS) + offsets
 
 

@@ -169,8 +169,8 @@ class Storage:
         if ledger.generations.current_number(name) in (None, self.generation):
             next_step = (
                 "Restore the ledger. If the ledger and the markers are lost for good, compute the "
-                "state from the topics, without writing any output for the records that they have "
-                f"now: sluice rebuild {name} --from-topics. Or begin anew, and write the output of "
+                "state from the topics, without writing output for the topics' current records: "
+                f"sluice rebuild {name} --from-topics. Or begin anew, and write the output of "
                 f"all records again: sluice recover {name} --anew."
             )
         else:

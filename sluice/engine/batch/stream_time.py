@@ -20,11 +20,11 @@ BEFORE_ALL = -1
 """Stream time before the first record."""
 
 CLOSED = ":closed"
-"""Name, among the stream times, of the time up to which all windows are closed."""
+"""The key in the stream times for the time up to which all windows are closed."""
 
 SEEN = ":seen"
-"""Name, among the stream times, of the time (by the batches' clock) at which a partition last had a
-record.
+"""The key in the stream times for the time at which a partition last had a record, by the batches'
+clock.
 
 No store or step can have this name, because authors' names contain no colon.
 """

@@ -85,7 +85,7 @@ class Totals:
         return _encode(combined).decode()
 
     def time(self, value: str) -> int:
-        """Return the largest event time, which a value of a timed group contains."""
+        """Return the largest event time: the last element of a timed group's value."""
         time: int = _decode(value)[-1]
         return time
 

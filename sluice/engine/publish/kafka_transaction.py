@@ -509,8 +509,8 @@ def _produce(
 ) -> int:
     """Queue records one by one, and return their checksum.
 
-    The client's `produce_batch` takes no headers or timestamps. Call `when_slow` each time that
-    the client's queue was full for `_SLOW_S`.
+    The client's `produce_batch` takes no headers or timestamps. Call `when_slow` each time
+    the client's queue has been full for `_SLOW_S`.
     """
     produce, total = producer.produce, 0
     partitions = 1

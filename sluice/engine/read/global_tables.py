@@ -148,7 +148,7 @@ class TableReader(RecordReader):
     ) -> set[int]:
         """Return the indices of records that the reader of streams rejects if it reads this topic.
 
-        The reader of streams counts these records and makes their dead letters. Operators do not
+        The stream reader counts these records and writes their dead letters. Operators do not
         get them, so the table must not get them either.
         """
         if output.topic not in self.uncounted:

@@ -62,7 +62,7 @@ Make: TypeAlias = Callable[[Data, Found, int], pa.Array]
 
 @dataclass(frozen=True)
 class ProtoColumns:
-    """Reads values of one message to columns.
+    """Reads values of one Protobuf message type into columns.
 
     Raises NotColumnarError if they can only be read one by one.
     """
@@ -220,7 +220,7 @@ def _joined(parts: list[Found]) -> Found:
 
 
 def _check(field: Any, data: Data, found: Found) -> None:
-    """Raise UnsureError if a field may be invalid. The contract need not have the field."""
+    """Raise UnsureError if a field may be invalid. Fields not in the contract are checked, too."""
     if field.type == 9:
         _texts(data, found)
     elif field.type == 11:

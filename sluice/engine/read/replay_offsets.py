@@ -63,7 +63,7 @@ def offsets_at(
     unknown = offsets.keys() - ends.keys()
     if unknown:
         raise EngineError(
-            f"The replay's offsets name partitions that cannot be chosen: {_listed(unknown)}.",
+            f"The replay's offsets include partitions that cannot be chosen: {_listed(unknown)}.",
             next_step=f"Choose among {_listed(ends)}.",
         )
     return offsets

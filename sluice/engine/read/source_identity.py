@@ -155,8 +155,8 @@ class SourceIdentity:
             record = "no record"
         name = self.ref.pipeline
         return InputError(
-            f"Topic {source.topic}, partition {source.partition}, lost records and grew again: at "
-            f"offset {offset}, that of the last record that {name} has read, there is now "
+            f"Topic {source.topic}, partition {source.partition}, lost records and grew again. The "
+            f"last record that {name} has read was at offset {offset}, where there is now "
             f"{record}. The records from offset {since} to {offset} were replaced: the state and "
             "the output contain the old records, and the new ones were not read. Possible causes: "
             "an unclean leader election, or a broker's disk was restored. The published state is "

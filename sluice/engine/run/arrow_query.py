@@ -54,7 +54,7 @@ class ArrowQuery:
         *,
         interleaved: bool,
     ) -> Self:
-        """Make the query of a job.
+        """Build the Arrow query that runs a job.
 
         Raise NeedsSparkError if Spark must compute a part of the query.
         """

@@ -12,7 +12,8 @@ _LISTED_ELSEWHERE = ("topic ", "table ", "stream ", "global table ")
 def changed_steps(before: str, now: str) -> list[str]:
     """Say which steps of a topology are new, removed, changed or in another order.
 
-    The first line of a description has the pipeline's own settings, and each other line a step.
+    The first line of a description has the pipeline's own settings; each further line describes one
+    step.
     """
     if not before:
         # An earlier version of Sluice has registered the generation.

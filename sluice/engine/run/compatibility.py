@@ -142,7 +142,7 @@ class StoreChanges:
                     f"sluice repartition {now.pipeline}."
                 )
             raise CompatibilityError(
-                f"{now.pipeline} has changed in a way that concerns all of its stores: "
+                f"{now.pipeline} has changed in a way that affects all of its stores: "
                 f"{'; '.join(changes)}.",
                 next_step=next_step,
             )

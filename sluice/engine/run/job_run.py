@@ -305,9 +305,10 @@ class JobRun:
            was written last, so that a ledger or shards from an older backup are recognized.
         3. The shards are prepared before the tables outside Kafka are opened. If the ledger is
            older than the shards, a shard refuses this driver, before this driver has fenced other
-           drivers off from the tables. 4. The lease is checked after the tables are opened and
-           before the generation is registered. A driver that has lost its lease has just fenced its
-           successor off from the tables, and must stop.
+           drivers off from the tables.
+        4. The lease is checked after the tables are opened and before the generation is registered.
+           Opening the tables fences off every other driver. If this driver no longer holds the
+           lease, it has just fenced off its successor, so it must stop.
         """
         query, storage, output = setup.query, setup.query.storage, setup.output
         is_interrupted = setup.newest is not None and setup.planned is not None

@@ -186,10 +186,10 @@ class Ingest(TaskOfBatch):
                 origin[of_partition] = origins(source, partition, offsets[of_partition])
             except OverflowError as error:
                 raise EngineError(
-                    f"Operators cannot read {self.sinks.topics[source]}, partition {partition}: "
+                    f"{self.sinks.topics[source]}, partition {partition}, cannot be read: "
                     f"{sentence(error)}",
-                    next_step="Copy the records to a new topic with smaller numbers, "
-                    "and read that topic.",
+                    next_step="Copy the records to a new topic, so that its partition numbers and "
+                    "offsets are smaller, and read that topic.",
                 ) from None
         return {"sequence": batch.column("_sequence").to_numpy(), "origin": origin}
 

@@ -260,7 +260,7 @@ class Stages:
 
 
 def first_edges(job: Job, kinds: Kinds) -> tuple[Layers, KnownTypes]:
-    """Return the columns of edges from stateless steps, and the types known before any stage."""
+    """Return the columns that edges from stateless steps need, and the types known at the start."""
     layers, known = KnownTypes(job).with_edges(0, kinds)
     paths: list[Column] = []
     for edge in job.edges_from(0):
@@ -312,8 +312,8 @@ def _argument_types(job: Job, edge: Edge, earlier: list[str], kinds: list[str]) 
     for of_earlier, kind in zip(earlier, kinds, strict=True):
         if of_earlier != kind and "void" not in (of_earlier, kind):
             raise TopologyError(
-                f"{job.pipeline.steps[edge.target]}: a column adds values of type {of_earlier} "
-                f"and {kind}.",
+                f"{job.pipeline.steps[edge.target]}: a column would add up values of the types "
+                f"{of_earlier} and {kind}.",
                 next_step="Convert them to the same type with CAST, or use another name "
                 "for one column.",
             )

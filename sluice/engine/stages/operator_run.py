@@ -465,7 +465,7 @@ class OperatorRun:
         self.finish_keys(output)
 
     def _load_due(self) -> None:
-        """Load the keys that have a due timer or another due state and are not loaded yet."""
+        """Load the keys that are not loaded yet and have a due timer or other state that is due."""
         due = self._stored.due(self.spec.number, self.closed)
         now, timer_before = self._stored.before.now, self._timer_before()
         if self.operator.has_wall_timers and (

@@ -143,7 +143,7 @@ def _object(sql: str, kind: spark.StructType, depth: int, marked: bool) -> str:
         if name in names:
             raise NoKeyError(
                 f"a key has two fields named {name}",
-                "Name them apart: struct(a.id AS a, b.id AS b).",
+                "Give them different names: struct(a.id AS a, b.id AS b).",
             )
         names.add(name)
     texts = ["'{'"]

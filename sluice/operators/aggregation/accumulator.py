@@ -5,7 +5,7 @@ undone. Accumulators that may be large are modified in place instead, and their 
 undone. Null arguments are ignored, except that `count` without an argument counts rows.
 
 `over_windows` computes the accumulators of many windows at once, from columns. The results are
-those of `add` for one record after the other.
+the same as if `add` were called for each record in turn.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Computes SQL aggregate functions over many windows at once.
 
-This is for functions whose accumulators take columns. A function that picks, such as `last` or
-`max_by`, depends on the order of the records; the other functions do not. None of the functions can
-fail for a record. The results equal those of `Functions`, which adds one record after the other.
+Only functions whose accumulators accept whole columns are computed here. A function that picks,
+such as `last` or `max_by`, depends on the order of the records; the other functions do not. None of
+the functions can fail for a record. The results equal those of `Functions`, which adds one record
+after the other.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ def _picked(
 ) -> ListedAccumulators:
     """Return for each window the value with the largest rank, or None if all ranks are -1.
 
-    Of several values with this rank, pick the last one, or the first one.
+    If several values have this rank, pick the last; with `picks_first`, pick the first.
     """
     assert order is not None
     count = len(values)

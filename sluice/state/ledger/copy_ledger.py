@@ -62,8 +62,8 @@ def copy_ledger(
                 new.execute(
                     insert(WORKERS).values({**worker, "location": without_password(location)})
                 )
-        # The number of workers becomes 0 for generations whose workers were left out, or else
-        # readers would report these workers as lost.
+        # Set the number of workers to 0 for generations whose workers were not copied; otherwise
+        # readers would report those workers as lost.
         with_workers = select(WORKERS.c.pipeline, WORKERS.c.generation)
         generation = tuple_(GENERATIONS.c.pipeline, GENERATIONS.c.generation)
         new.execute(update(GENERATIONS).where(generation.not_in(with_workers)).values(workers=0))

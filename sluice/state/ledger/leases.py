@@ -143,11 +143,12 @@ def lost(row: LeaseRow | None, epoch: int) -> LeaseError:
             "and the output.",
         )
     by = f"The lease was taken over by {row}."
+    next_step = "Wait until the other driver has finished."
     if row.epoch == epoch:
         by = "The lease has been released."
+        next_step = "Run the pipeline again."
     return LeaseError(
-        f"This driver has lost its lease and can no longer publish. {by}",
-        next_step="Wait until the other driver has finished.",
+        f"This driver has lost its lease and can no longer publish. {by}", next_step=next_step
     )
 
 

@@ -38,7 +38,7 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True):
         """Return the error for a run of the pipeline."""
         return PausedPipeline(
             f"{self.pipeline} is {self}",
-            next_step=f"When it may run again: sluice resume {self.pipeline}.",
+            next_step=f"To let it run again: sluice resume {self.pipeline}.",
         )
 
 

@@ -264,8 +264,8 @@ def _generations(connection: Connection, pipeline: str) -> frozenset[GenerationR
 def _overtaken(now: Placement | None, move: Move) -> Refused:
     place = "without a state server" if now is None else f"at {now.host_port}"
     return Refused(
-        f"Another command has moved worker {move.number} of {move.pipeline!r} meanwhile, or has "
-        f"begun to. The worker is {place}, and this command has not changed that.",
+        f"In the meantime, another command has moved worker {move.number} of {move.pipeline!r}, or "
+        f"has begun to move it. The worker is {place}, and this command has not changed that.",
         next_step=f"Look where it is: sluice workers {move.pipeline}. "
         "Move it again if it has to be elsewhere.",
     )

@@ -258,7 +258,7 @@ def _require_free(connection: Connection, old: str, name: str) -> None:
         row = connection.execute(select(table).where(table.c.pipeline == name).limit(1)).first()
         if row is not None:
             raise Refused(
-                f"The ledger has a pipeline {name!r} already, or its shards. {old} is unchanged.",
+                f"The ledger already has a pipeline {name} or shards of it. {old} is unchanged.",
                 next_step=f"Choose another name, or remove that pipeline: sluice remove {name}.",
             )
 

@@ -142,8 +142,8 @@ class Snapshots(LedgerPart):
             return msgspec.json.decode(row["times"], type=dict[str, int])
         if row["has_snapshot"]:
             raise DamagedState(
-                f"The ledger lacks the stream times from which batch {batch} of {ref.pipeline!r} "
-                "continues.",
+                f"The ledger no longer has the stream times before batch {batch} of "
+                f"{ref.pipeline!r}, and the batch needs them.",
                 next_step="Restore the ledger, or rebuild the state from the topics: "
                 f"sluice rebuild {ref.pipeline}.",
             )

@@ -73,8 +73,8 @@ class Sources(LedgerPart):
     ) -> None:
         """Set where a generation begins to read. The generation must not have read anything yet.
 
-        `lease` is the lease of the current generation. Raise LeaseError if it is no longer held,
-        because another command may have given the number of `ref` to its own generation since.
+        `lease` is the lease of the current generation. Raise LeaseError if it is no longer held:
+        another command may have given the number of `ref` to its own generation in the meantime.
         """
         with database_errors("Writing the sources"), transaction(self._engine) as connection:
             require_epoch(connection, lease.ref, lease.epoch)

@@ -159,8 +159,8 @@ class Standbys(LedgerPart):
             # lost, so the standby must not take its place.
             if epochs_of(connection, standby.pipeline).get(standby.number, 0) != place:
                 raise Refused(
-                    f"Another command has moved worker {standby.number} of {standby.pipeline!r} "
-                    "meanwhile, or has begun to. Its standby was not promoted.",
+                    f"In the meantime, another command has moved worker {standby.number} of "
+                    f"{standby.pipeline!r}, or has begun to move it. The standby was not promoted.",
                     next_step=f"Look where it is: sluice workers {standby.pipeline}. "
                     "Repeat the command if needed.",
                 )
@@ -176,9 +176,9 @@ def _require_same(connection: Connection, standby: Standby) -> None:
     row = connection.execute(of_worker).mappings().first()
     if row is None or Standby(**dict(row)) != standby:
         raise Refused(
-            f"The standby of worker {standby.number} of {standby.pipeline!r} at "
-            f"{standby.host_port} was removed or replaced, or got another copy, meanwhile. This "
-            "command has changed nothing.",
+            f"In the meantime, the standby of worker {standby.number} of {standby.pipeline!r} at "
+            f"{standby.host_port} was removed or replaced, or got another copy. This command has "
+            "changed nothing.",
             next_step=f"Look at the standbys: sluice workers {standby.pipeline}. "
             "Then repeat the command if needed.",
         )

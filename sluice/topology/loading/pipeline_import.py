@@ -61,7 +61,7 @@ def load_file(file: Path, seconds: float = LOAD_SECONDS) -> Pipeline:
     if others := [f"{other.name!r} at {other.at}" for other in made if other is not pipeline]:
         raise TopologyError(
             f"{file.name} defines more than the pipeline {pipeline.name!r}: {', '.join(others)}.",
-            next_step="Move each other pipeline to a file of its own: "
+            next_step="Move every other pipeline to its own file: "
             "only the pipeline in the variable named pipeline would run.",
         )
     pipeline.require_streams()

@@ -375,7 +375,7 @@ def _exceeded(options: RunOptions, limits: _Limits, pipeline: str) -> Iterator[s
     with_libraries = limits.requirements
     if options.requirements and with_libraries is not None and pipeline not in with_libraries:
         allowed_pipelines = ", ".join(with_libraries) or "no pipeline"
-        yield f"requirements, but only {allowed_pipelines} may have libraries of its own"
+        yield f"requirements, but only {allowed_pipelines} may have its own libraries"
 
 
 def _memory(text: str) -> int:

@@ -47,7 +47,7 @@ def test_who_occupies_the_pool_is_named() -> None:
     assert "which has free slots. Look at Airflow's own limits" in told(
         asked, DagState(False, None, free)
     )
-    assert "All 0 slots are taken by nobody" in told(
+    assert "which has no slots. Give the pool none slots in Airflow." in told(
         asked, DagState(False, None, PoolWait("none", 0, BEGAN))
     )
     general = told(asked, DagState(False, None))

@@ -222,7 +222,7 @@ def test_a_permission_that_is_no_longer_needed_is_named(platform: Platform) -> N
     status, said = platform.call("check", "--no-spark")
     assert status == 0
     assert (
-        "warning: customers: may_break names reports, for which the change breaks nothing" in said
+        "warning: customers: may_break lists reports, but the change breaks nothing there" in said
     )
 
 

@@ -81,7 +81,7 @@ def test_a_limit_reads_the_first_entries_of_a_store_that_is_too_large_to_read_wh
     assert "There are more than 1 entries" in result.stderr
     with pytest.raises(QueryError, match="at least 1"):
         read_store("totals", limit=0)
-    with pytest.raises(QueryError, match=r"limit is 1\.5, but must be a whole number"):
+    with pytest.raises(QueryError, match=r"`limit` is 1\.5, but must be a whole number"):
         read_store("totals", limit=1.5)  # type: ignore[arg-type]
 
 

@@ -99,5 +99,5 @@ def test_only_stores_with_common_windows_can_be_announced(store: str) -> None:
 
 
 def test_announced_stores_are_a_list() -> None:
-    with pytest.raises(TopologyError, match="must be a list"):
+    with pytest.raises(TopologyError, match="Write a list of stores"):
         Pipeline("sales", announce_windows="per_hour")

@@ -56,7 +56,9 @@ def test_a_record_without_an_origin_is_an_error(name: str) -> None:
             "_sequence": [1],
         }
     )
-    message = f"Operators cannot read sales, partition {numbers['partition']}: {name} {numbers[name]} is above"
+    message = (
+        f"sales, partition {numbers['partition']}, cannot be read: {name} {numbers[name]} is above"
+    )
     with pytest.raises(EngineError, match=message):
         ingest._positions(batch)
 

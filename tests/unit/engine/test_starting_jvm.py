@@ -46,6 +46,6 @@ def test_pyspark_gets_the_port_and_the_secret_once_the_jvm_has_started(
 
 def test_a_jvm_that_does_not_start_is_an_error(tmp_path: Path) -> None:
     starting = jvm("raise SystemExit(3)", tmp_path)
-    with pytest.raises(SettingsError, match="ended with status 3 before it had started"):
+    with pytest.raises(SettingsError, match="exited with status 3 while it was starting"):
         starting.connect()
     starting.process.communicate(timeout=30)

@@ -185,7 +185,10 @@ def test_the_plan_shows_tables() -> None:
         ),
         (lambda s: s.to(table(key="weight")), "the field weight is DOUBLE"),
         (lambda s: s.to(table(key="_row")), "the column name _row is reserved for Sluice"),
-        (lambda s: s.to(table(size="integer")), "types= names 'size', but the columns are _topic"),
+        (
+            lambda s: s.to(table(size="integer")),
+            "types= has a type for 'size', but the columns are _topic",
+        ),
         (
             lambda s: s.to(table("a; DROP TABLE b")),
             "'a; DROP TABLE b' is not a valid name of a table",

@@ -34,7 +34,7 @@ def test_times_and_epoch_milliseconds(text: str, ms: int) -> None:
     "text", ["2022", "202212", "1670230", "zzz", "", "-", "--1", "²", "9" * 20]
 )
 def test_what_could_be_a_year_is_refused(text: str) -> None:
-    with pytest.raises(QueryError, match=r"^from is not a time\. .* at least 10 digits"):
+    with pytest.raises(QueryError, match=r"^`from` is not a time\. .* at least 10 digits"):
         parse_time("from", text)
 
 

@@ -415,7 +415,7 @@ def test_a_table_has_one_writer(url: str, query: Query) -> None:
         ("sales", ["public.log"]),
         ("shops", ["public.totals"]),
     ]
-    with pytest.raises(EngineError, match=r"are one table: public\.totals"):
+    with pytest.raises(EngineError, match=r"both write to the table public\.totals"):
         begun(url, target("totals"), target("public.totals"))
 
 

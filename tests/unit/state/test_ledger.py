@@ -124,7 +124,7 @@ def test_a_batch_continues_from_the_stream_times_of_the_batch_before(states: Sta
     with transaction(states.ledger.engine) as connection:
         connection.execute(delete(TIMES))
     with pytest.raises(
-        DamagedState, match="lacks the stream times from which batch 2 of 'orders' continues"
+        DamagedState, match="no longer has the stream times before batch 2 of 'orders'"
     ):
         snapshots.times_before(states.ref, 2)
 

@@ -165,7 +165,7 @@ WRONG = {
     ),
     "a second pipeline": (
         GOOD.format(name="one") + "other = Pipeline('two')",
-        r"a\.py defines more than the pipeline 'one': 'two' at a\.py:10\. Move each other pipeline to",
+        r"a\.py defines more than the pipeline 'one': 'two' at a\.py:10\. Move every other pipeline to",
     ),
     "a variable that gets a second pipeline": (
         GOOD.format(name="one")

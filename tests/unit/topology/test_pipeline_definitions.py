@@ -392,7 +392,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "idle for less than nothing": (
         lambda: Pipeline("p", idle_timeout=timedelta(milliseconds=-1)),
-        r"idle_timeout is -1; it must be",
+        r"idle_timeout is -1, but must be",
     ),
     "two streams of different pipelines": (
         lambda: sales().merge(Pipeline("other").stream("sales", value=Sale)),

@@ -110,10 +110,10 @@ def test_an_import_of_a_pipeline_that_may_not_have_libraries_says_so(folder: Pat
     with pytest.raises(TopologyError, match="No module named 'tinylib'") as caught:
         load_pipeline(folder, "new")
     assert caught.value.detail.endswith(
-        "the pipeline new has requirements, but only old may have libraries of its own."
+        "the pipeline new has requirements, but only old may have its own libraries."
     )
     assert "ask the platform's team" in caught.value.next_step
-    with pytest.raises(SettingsError, match="only old may have libraries"):
+    with pytest.raises(SettingsError, match="only old may have its own libraries"):
         libraries_of_name(folder, "new", settings().home)
     assert libraries_of_name(folder, "old", settings().home) is not None
 

@@ -117,7 +117,7 @@ def test_options_change_the_settings_of_a_run() -> None:
         (
             'requirements = ["prices"]',
             'requirements = "libraries.txt"',
-            "requirements, but only prices may have libraries of its own",
+            "requirements, but only prices may have its own libraries",
         ),
     ],
 )

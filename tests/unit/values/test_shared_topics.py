@@ -15,7 +15,7 @@ def test_each_pipeline_has_its_own_topics() -> None:
 
 def test_two_pipelines_write_a_topic() -> None:
     (text,) = texts(b=["x", "y"], a=["x"])
-    assert text.startswith("a and b both write the topic x. Each writes in transactions of its own")
+    assert text.startswith("a and b both write the topic x. Each writes in its own transactions")
     assert "every result is in the topic twice" in text
     (text,) = texts(a=["x"], b=["x"], c=["x"])
     assert text.startswith("a, b and c all write the topic x.")
