@@ -107,8 +107,8 @@ def _require_allowed(connection: str, config: Mapping[str, Any]) -> None:
 def _with_function_named(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration with the token function's name in place of the function.
 
-    Airflow has imported a function that its administrator allows, or has added a function of its
-    own. If Sluice has its own function for these settings, leave the name out.
+    Airflow has imported a function that its administrator allows, or has added its own function. If
+    Sluice has its own function for these settings, leave the name out.
     """
     others = {name: value for name, value in config.items() if name != FUNCTION}
     function = config[FUNCTION]

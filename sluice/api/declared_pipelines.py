@@ -31,7 +31,7 @@ class Topology(msgspec.Struct, frozen=True):
 
 
 def topology_text(file: Path, seconds: float) -> str:
-    """Import a file, and return its `Topology` as JSON. Must run in a process of its own."""
+    """Import a file, and return its `Topology` as JSON. Must run in a separate process."""
     pipeline = load_file(file, seconds)
     topology = Topology(pipeline.name, drawing.text(pipeline), drawing.svg(pipeline))
     return msgspec.json.encode(topology).decode()

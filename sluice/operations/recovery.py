@@ -1,4 +1,4 @@
-"""Brings a ledger up to date that was lost, or that has lost its newest commits.
+"""Brings a ledger up to date after it, or its newest commits, were lost.
 
 The newest marker in Kafka says which batch was written last, and has what the ledger published with
 this batch; the shards have its state. From both, the ledger gets the batch's snapshot again. Output

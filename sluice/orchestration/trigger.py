@@ -127,7 +127,7 @@ class Burst:
         return True
 
     def unanswered_s(self, now: float) -> float:
-        """Return the seconds since the first event that no driver has answered; 0 without one."""
+        """Return the seconds since the first unanswered event; 0 if there is none."""
         return 0.0 if self._unanswered_since is None else now - self._unanswered_since
 
     def back_off(self, now: float) -> BackOff | None:

@@ -114,7 +114,7 @@ class Libraries:
         `say` gets the lines of progress. Other processes that want the same packages wait.
 
         Raise SettingsError if packages do not exist or conflict, or if they cannot be written, and
-        PreflightError without pip.
+        PreflightError if pip is missing.
         """
         if not self.is_built:
             with _file_errors(self.home):

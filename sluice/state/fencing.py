@@ -15,7 +15,7 @@ _RANDOM_BITS = 32
 
 
 def next_epoch(newest: int) -> int:
-    """Return an epoch higher than `newest`, which is 0 before the first.
+    """Return an epoch higher than `newest`, which is 0 if there is no earlier epoch.
 
     No other call returns the same.
     """

@@ -264,7 +264,7 @@ class Pipeline(Graph):
         return f"{self.name}_markers"
 
     def _repr_svg_(self) -> str | None:
-        """Return the drawing of the topology for notebooks; None before the first source."""
+        """Return the drawing of the topology for notebooks; None if it has no source yet."""
         return drawing.svg(self) if self.nodes else None
 
     def stream(

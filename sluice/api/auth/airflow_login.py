@@ -109,7 +109,7 @@ async def _user_of(token: bytes, session_user: BaseUser | None) -> AirflowUser |
 def _session_user(scope: Scope) -> BaseUser | None:
     """Return the user that Airflow's own middleware has made from the browser's cookies, if any.
 
-    Keycloak's manager keeps the credentials with which it asks Keycloak in cookies of their own.
+    Keycloak's manager keeps its credentials for Keycloak in separate cookies.
     """
     state = scope.get("state", {})
     if _TRUSTED is None or state.get("user_authenticated_via") is not _TRUSTED:

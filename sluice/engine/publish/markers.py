@@ -185,7 +185,7 @@ def read_marker_topic(kafka: Mapping[str, str], writer: Writer) -> MarkerTopic:
                 registrations[registered] = value
                 continue
             generation = writer.generation_of(key)
-            # Without a generation, the marker belongs to another pipeline.
+            # If the key names no generation of the pipeline, the marker is another pipeline's.
             if generation is None:
                 continue
             marker = msgspec.json.decode(value, type=Marker)

@@ -58,7 +58,7 @@ class RegisteredColumns:
     _small_pieces: int = field(default=0, init=False)
     """How many small pieces are still to be read."""
     _skipped: int = field(default=0, init=False)
-    """How many pieces in a row were read one by one without trying more."""
+    """How many pieces in a row were read one by one, without trying to read them at once."""
 
     def size_of_piece(self) -> int:
         """Return the number of values to read at once."""

@@ -150,7 +150,7 @@ class Snapshots(LedgerPart):
         return {}
 
     def latest(self, pipeline: str) -> Snapshot | None:
-        """Return the newest snapshot, or None before the first."""
+        """Return the newest snapshot; None if there is none yet."""
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             row = connection.execute(_LATEST, {"of_pipeline": pipeline}).mappings().first()
         return None if row is None else _snapshot(row)
