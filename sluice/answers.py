@@ -590,7 +590,7 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
 class FinishedRun(msgspec.Struct, frozen=True, kw_only=True):
     """A run that has ended, in Airflow or from the command line, and what it cost.
 
-    An attempt of a run in Airflow is a run of its own.
+    Each attempt of a run in Airflow counts as a separate run.
     """
 
     began_at: datetime

@@ -143,7 +143,7 @@ def compare_generations(ledger: Ledger, pipeline: str) -> Deployment:
 
 
 def _at_same_records(ledger: Ledger, pipeline: str, built: Snapshot) -> Snapshot | None:
-    """Return the current generation's snapshot that has the records of the new generation."""
+    """Return the current generation's snapshot that has the same records as the new generation."""
     for snapshot in ledger.snapshots.recent(pipeline, limit=1_000):
         # Each of the generations may read topics that the other one does not read.
         common = snapshot.positions.keys() & built.positions.keys()

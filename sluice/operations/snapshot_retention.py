@@ -62,7 +62,7 @@ def retain(
     for worker in workers:
         try:
             versions += _compact(worker.location, min(oldest.batch, newest.batch - 1))
-            # A standby with an older copy still needs the versions of its own last batch.
+            # A standby with an older copy still needs the versions of the last batch that it has.
             if worker.standby is not None and worker.standby.batch >= 0:
                 versions += _compact(
                     worker.standby.server, min(oldest.batch, worker.standby.batch - 1)

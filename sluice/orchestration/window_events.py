@@ -2,10 +2,10 @@
 
 Airflow registers the events of a task in the transaction in which the task succeeds. So events say
 which windows have been announced: besides the events of windows, a run adds one event to the
-store's *mark*, an asset of its own, with the end of the newest window that it has announced
-(`until`). A run announces the windows that end later, up to the time that the ledger has for the
-newest snapshot (`engine/publish/closed_windows.py`). Nothing else decides, so a window has one
-event even if
+store's *mark*, a separate asset, with the end of the newest window that it has announced (`until`).
+A run announces the windows that end later, up to the time that the ledger has for the newest
+snapshot (`engine/publish/closed_windows.py`). Nothing else decides, so a window has one event even
+if
 
 - a driver is killed and its batch is repeated, or the task is repeated: a task that has not
   succeeded has announced nothing;

@@ -59,7 +59,7 @@ class PlannedPipeline:
     output_keys: Mapping[str, str]
     """Topic or table → the expression of its records' keys; empty if it is unknown."""
     may_break: tuple[str, ...]
-    """The pipelines that may no longer find what they read of this one."""
+    """The pipelines whose interface with this one a change may break (see `Pipeline`)."""
     depends_on_clock: bool
     """Whether an expression depends on the time of the batch."""
     announced_windows: Mapping[str, TimeWindow]

@@ -50,7 +50,7 @@ def _has_row_per_record(operator: PlannedOperator, edge: Edge) -> bool:
 def results_name(operator: PlannedOperator) -> str | None:
     """Return the name of the count of an operator's results.
 
-    None if its results go to several outputs, which are not told apart.
+    None if its results go to several outputs, because the count does not distinguish them.
     """
     action = operator.action
     if isinstance(action, ProcessParameters) and len(action.outputs) > 1:

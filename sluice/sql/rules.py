@@ -1053,7 +1053,7 @@ def _digest(node: exp.Expr, kinds: Kinds) -> Signature:
     return _if_known("STRING", kinds, is_known=is_known)
 
 
-# -- Aggregates, of which this table has only the types
+# -- Aggregates: this table has only their types
 
 
 def _sum(node: exp.Expr, kinds: Kinds) -> Signature:

@@ -3,7 +3,7 @@
 A writer takes an epoch that is higher than that of the writer before it, and a shard or a table
 refuses writers with a lower epoch than the highest that it has seen. A database that has lost its
 newest commits, for example after a fail-over to a replica that lagged, no longer knows its newest
-epoch, and the next writer counts on from an older one. Therefore an epoch also contains a random
+epoch, and the next writer continues from an older epoch. Therefore an epoch also contains a random
 number: two writers never have the same epoch, even if both took the same place in the count.
 """
 

@@ -70,10 +70,10 @@ class UnmatchedSearch(msgspec.Struct, array_like=True):
         self.looked = stream_time
 
     def _next_look(self) -> int:
-        """Return the new `since`, if both sides still have waiting records.
+        """Return the new `since`. Both sides still have waiting records.
 
-        As in Kafka Streams, whose search stops there, it is the time of the first record after the
-        earliest record of each side. Of records with the same time, those of the right side come
+        A search in Kafka Streams stops at the first record after the earliest record of each side,
+        so this is the record's time. Of records with the same time, those of the right side come
         first.
         """
         left, right = self.waiting

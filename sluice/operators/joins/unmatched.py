@@ -104,8 +104,8 @@ def join_outer(
     """Return the results of a left or outer join. Changes no state.
 
     Returns None if the rows have to be processed one by one. All keys must be `keys_in_order`.
-    `advances_until`: for stream times, the number of advances up to the one with which all
-    partitions have reached each of the times; NEVER if they do not reach it in this batch.
+    `advances_until` returns, for each of these stream times, the number of advances until all
+    partitions have reached it; NEVER if they do not reach it in this batch.
     """
     records = JoinRecords.of(states, rows)
     matches = MatchingPairs.of(lateness, records, rows)

@@ -27,7 +27,7 @@ Outcome = Literal["succeeded", "failed"]
 
 
 class FinishedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that has ended. An attempt of a run in Airflow is a run of its own."""
+    """A run that has ended. Each attempt of a run in Airflow counts as a separate run."""
 
     pipeline: str
     began_at: datetime

@@ -36,7 +36,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """Whether processing time affected a record: it was rejected as too far in the future, or had
     no timestamp."""
     boundaries_lost: bool = False
-    """Whether the batch also stands for earlier batches, whose ends were lost with a ledger."""
+    """Whether the batch also has the records of earlier batches, whose ends were lost with a
+    ledger."""
 
 
 class History(LedgerPart):

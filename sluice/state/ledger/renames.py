@@ -220,9 +220,9 @@ class Renames(LedgerPart):
     ) -> None:
         """Rename stores and steps of a pipeline's current generation, in one transaction.
 
-        `info` is the generation as it is registered afterwards. `names` maps kind and former name
-        to the name now, and `rename_key` returns a key of counts or stream times with the new
-        names. Raise LeaseError, and change nothing, if the lease is no longer held.
+        `info` is the generation as it is registered afterwards. `names`: kind and former name → new
+        name. `rename_key` returns a key of counts or stream times with the new names. Raise
+        LeaseError, and change nothing, if the lease is no longer held.
         """
         ref = lease.ref
         with (
