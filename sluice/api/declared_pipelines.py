@@ -65,7 +65,7 @@ class DeclaredPipelines:
         except SluiceError:
             return None
         for file in files:
-            # If a file has no literal name, any pipeline could be its own, so import it.
+            # If a file computes its pipeline's name, it may define this pipeline, so import it.
             if pipeline in (declared_names(file) or (pipeline,)):
                 topology = self._of_file(file)
                 if topology is not None and topology.pipeline == pipeline:
