@@ -55,8 +55,8 @@ def retain(
     newest = snapshots[0]
     forgotten = ledger.snapshots.forget(oldest.ref, oldest.batch)
     versions, failed = 0, {}
-    # This is the generation of the snapshots that were read. A rebuild may have made another
-    # generation current since, with other batch numbers.
+    # This is the generation of the snapshots that were read. A rebuild may by now have made another
+    # generation current, with other batch numbers.
     info = ledger.generations.get(oldest.ref)
     workers = [] if info is None else info.workers
     for worker in workers:
@@ -77,7 +77,7 @@ def note_retention(
 ) -> None:
     """Record the failure `retention`, with the reasons why old state could not be deleted.
 
-    Clear it without reasons.
+    Clear the failure if there are no reasons.
     """
     if reasons:
         error = RetentionFailed(" ".join(reasons))

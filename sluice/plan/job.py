@@ -48,7 +48,7 @@ class PlannedPipeline:
     dead_letters: str
     """The topic for records that could not be read, processed or written."""
     markers: str
-    """The name of the topic with the markers, which tell whose batches' output has been written."""
+    """The topic of the markers, which name the batches whose output has been written."""
     steps: tuple[Step, ...]
     text: str
     svg: str

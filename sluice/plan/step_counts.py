@@ -43,7 +43,7 @@ def _has_row_per_record(operator: PlannedOperator, edge: Edge) -> bool:
     action = operator.action
     if isinstance(action, TableJoinParameters) and action.kind == "foreign-key":
         return False
-    # The other sides repeat rows of these sides.
+    # The rows of all other sides repeat rows of these sides.
     return edge.side < MOVED or COGROUPED <= edge.side < READ
 
 

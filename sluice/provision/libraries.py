@@ -238,7 +238,7 @@ def _remove(place: Path) -> bool:
     Return False if another process removes them, or if they belong to another user.
     """
     try:
-        # Renamed first, so that no process takes half of the libraries for all of them.
+        # Renamed first, so that no process uses a folder that has been removed in part.
         removing = Path(tempfile.mkdtemp(prefix="building-", dir=place.parent))
         with _removed_after(removing):
             place.replace(removing / "removed")

@@ -208,7 +208,7 @@ def _unavailable(info: WorkerInfo, reason: str) -> WorkerStatus:
 
 
 def _missing_copy(info: WorkerInfo) -> str:
-    """Return the error text for a standby without the query's snapshot; empty without a standby."""
+    """Return the error text for a standby that lacks the query's snapshot; empty for no standby."""
     if info.standby is None:
         return ""
     if info.standby.batch < 0:

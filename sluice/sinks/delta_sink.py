@@ -69,8 +69,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
     pipeline: str
     snapshot: str | None = None
-    """The last batch written, as the id of the snapshot with which it is published; None before the
-    first."""
+    """The last batch written, as the id of the snapshot with which it is published; None if there
+    is none."""
     begun: int = 0
     """When this batch began, in epoch ms."""
     rows: int = 0

@@ -260,7 +260,7 @@ class Pipeline(Graph):
 
     @property
     def markers(self) -> str:
-        """The name of the topic with the markers, which say which batches' output is written."""
+        """The topic of the markers, which name the batches whose output has been written."""
         return f"{self.name}_markers"
 
     def _repr_svg_(self) -> str | None:

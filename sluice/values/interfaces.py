@@ -75,7 +75,7 @@ class Breach:
 def breaches(before: Interface, now: Interface, reader: Reader) -> list[Breach]:
     """List what a change of a pipeline breaks for a reader.
 
-    What did not fit before the change is left out.
+    Leave out problems that existed before the change.
     """
     found: list[Breach] = []
     for topic in sorted(before.topics):
@@ -105,7 +105,7 @@ def breaches(before: Interface, now: Interface, reader: Reader) -> list[Breach]:
 
 
 def breaches_text(pipeline: str, found: Sequence[Breach], owners: Mapping[str, str]) -> str:
-    """Return a sentence for each reader: what of the pipeline it no longer finds, and whose it is.
+    """Return a sentence for each reader: its owner, and what it no longer finds of the pipeline.
 
     `owners`: reader → its owner, as far as known.
     """

@@ -546,8 +546,7 @@ class ValueDecoder:
     def _collectors(
         self, kind: type[msgspec.inspect.Type]
     ) -> list[tuple[str, Callable[[Sequence[Any]], list[Any]]]]:
-        """Return each part of the contract of this kind: its path, and a collector of its
-        values."""
+        """Return the path of each part of the contract of this kind, and its values' collector."""
         collectors: list[tuple[str, Callable[[Sequence[Any]], list[Any]]]] = []
         for part in contract_parts.parts_of(self.source.value_class):
             if isinstance(part.kind, kind):

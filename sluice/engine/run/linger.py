@@ -33,7 +33,7 @@ class Linger:
 
     kafka: Mapping[str, str] = field(repr=False)
     topics: Sequence[str]
-    """The topics that the run reads, and the patterns of further topics."""
+    """The topics that the run reads, and the patterns of topics that may be added."""
     partitions: Mapping[str, int]
     """Topic → the number of partitions that the run reads."""
     milliseconds: int

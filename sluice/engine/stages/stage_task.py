@@ -125,8 +125,8 @@ class Stage(TaskOfBatch):
         counts: dict[str, int] = {}
         for operator in self.operators:
             name = results_name(operator.plan)
-            # A listener may read the operator's states in place of its results, and of results that
-            # go only to the operator's store, some are left out.
+            # Not all results are made if a listener reads the operator's states instead, or if the
+            # results go only to the operator's store.
             is_partial = operator.has_listeners or operator.number in self.only_stored
             if name is not None and not is_partial:
                 counts[name] = output.results[operator.number]

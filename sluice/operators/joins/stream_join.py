@@ -228,7 +228,7 @@ class StreamJoin(Operator[Sides]):
     def _has_due_records(self, states: KeyStates[Sides], closed_before: int) -> Mask:
         """Return a mask of the keys with a record that was due before the batch's first record.
 
-        Such a record's result has no causing advance of stream time in the batch.
+        No advance of stream time in the batch causes the result of such a record.
         """
         has_due = np.zeros(len(states), np.bool_)
         for number, state in states.existing():

@@ -163,16 +163,16 @@ class _Departures:
         )
 
     def before(self, records: Indices, rows: Indices) -> Mask:
-        """Return a mask of the records that are sent unmatched before these later rows match.
+        """Return a mask of the records that are sent unmatched before these later rows arrive.
 
-        A row matches a record when it is processed.
+        A later row can match a record only if the record has not been sent before.
         """
         is_released = self.released[records] <= self.advances[rows]
         is_before: Mask = self.is_past[records] | (self.sender[records] <= rows) | is_released
         return is_before & self.is_outer[records]
 
     def without_departed(self, matches: MatchingPairs) -> MatchingPairs:
-        """Return the matches, without those of records that were already sent unmatched."""
+        """Return the matches, without matches of records that were already sent unmatched."""
         is_late = self.before(matches.other, matches.cause)
         if not is_late.any():
             return matches

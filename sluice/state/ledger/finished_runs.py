@@ -39,7 +39,7 @@ class FinishedRun(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     """The version of Sluice."""
     topology: str = ""
-    """A hash of the definitions that compute the state; empty before the first batch. See
+    """A hash of the definitions that compute the state; empty if no batch was run. See
     `topology_hash`."""
     cpu_seconds: float | None = None
     """The CPU time of all processes on the driver's host; None if the driver was killed."""
