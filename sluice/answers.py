@@ -413,7 +413,7 @@ class PartitionLag(msgspec.Struct, frozen=True):
     topic: str
     partition: int
     position: int | None
-    """The next offset to read; None before the first batch."""
+    """The next offset to read; None if no batch has been published."""
     end: int
     unread: int
     held: int

@@ -204,11 +204,11 @@ class RangeReader:
 
     @property
     def _wanted(self) -> set[Partition]:
-        """The partitions whose ranges have to be read further."""
+        """The partitions whose ranges have not been read to their ends."""
         return self.unread - self._left
 
     def leave(self, partition: Partition) -> None:
-        """Read no further records of a partition's range.
+        """Read no more records of a partition's range.
 
         `read` ends when it has read the other ranges.
         """

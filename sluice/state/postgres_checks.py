@@ -122,7 +122,7 @@ def _is_mixed_up(first: Any, second: Any) -> bool:
             connection = (first, second)[number]
             (process,) = connection.execute("SELECT pg_backend_pid()", prepare=False).fetchone()
             processes[number].add(process)
-            # Most poolers are recognized after the first two queries. A further query may find no
+            # Most poolers are recognized after the first two queries. Another query may find no
             # free process in the pooler.
             if len(processes[number]) > 1 or processes[0] & processes[1]:
                 return True

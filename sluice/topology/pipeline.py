@@ -110,8 +110,9 @@ class Pipeline(Graph):
     closed: no record can change the window's results any more, in any partition. The store must
     aggregate a stream in tumbling or hopping windows.
 
-    What other pipelines read of this one's topics and stores is an interface. A run, a rebuild or a
-    deployment of a change that breaks it is refused, unless `may_break` names these pipelines.
+    The fields that other pipelines read in this pipeline's topics and stores are an interface. A
+    run, a rebuild or a deployment of a change that breaks it is refused, unless `may_break` names
+    these pipelines.
     """
 
     def __init__(

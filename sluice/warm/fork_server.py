@@ -207,7 +207,7 @@ class ForkServer:
             return
         client.is_gone = True
         self._selector.unregister(client.connection)
-        # The end of the process is a further event, which calls `_end`.
+        # The end of the process is a separate event, which calls `_end`.
         kill_session(client.pid)
 
     def _start_waiting(self) -> None:
