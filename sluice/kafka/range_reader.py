@@ -180,7 +180,7 @@ class RangeReader:
                         records.append(message)
                     else:
                         others.append(message)
-            # Otherwise, the records of two calls would be in memory together.
+            # Free the messages. Otherwise, the records of two calls would be in memory together.
             del messages
             if records:
                 at_once = _count_at_once(records)

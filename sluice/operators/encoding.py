@@ -323,7 +323,7 @@ def _decode_hook(kind: type, value: Any) -> Any:
 class _Converted(type):
     """Metaclass of the types that replace authors' types in the type of a state.
 
-    Values of the author's type `kind` are stored as values of another type.
+    `kind` is the author's type. Its values are stored as values of another type.
     """
 
     kind: Any

@@ -523,8 +523,8 @@ class Job:
     def operators_of_changes(self) -> frozenset[int]:
         """The aggregates that need not send a result equal to the key's or window's previous one.
 
-        Apart from their store, only aggregates of their tables read the results. For these
-        aggregates, only the last result matters, and an equal result would not change it.
+        Their results go to their store, and otherwise only to aggregates of the resulting tables.
+        For these, only the last result matters, and an equal result changes nothing.
         """
         last_only = self.last_only_operators
         readers: set[int] = set()

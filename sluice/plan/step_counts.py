@@ -39,7 +39,8 @@ def _has_row_per_record(operator: PlannedOperator, edge: Edge) -> bool:
     # Every worker gets a copy of such a row, and a change with its old value has two rows.
     if edge.is_copied or edge.has_old_values:
         return False
-    # Such a join gets some rows of its left side twice: at their old place, and at their new one.
+    # A foreign-key join gets some rows of its left side twice: at the old and at the new foreign
+    # key.
     action = operator.action
     if isinstance(action, TableJoinParameters) and action.kind == "foreign-key":
         return False

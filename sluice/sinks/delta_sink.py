@@ -196,8 +196,8 @@ class DeltaSink:
             if target.table.key is None and not is_of_published_batch:
                 may_repeat = self._has_later_rows(published)
             self.state = msgspec.structs.replace(state or self.state, may_repeat=may_repeat)
-        # This commit fences off earlier writers. The version of their next commit is below the
-        # version of this commit, so Delta Lake skips or rejects their commit.
+        # Fence off earlier writers with a commit. The version of their next commit is below the
+        # version of this commit, so Delta Lake skips or rejects it.
         epoch, nonce = (max(version, 0) >> _EPOCH) + 1, secrets.randbits(_EPOCH - _NONCE)
         newest = epoch << _EPOCH | nonce << _NONCE
         for name in self.formerly:

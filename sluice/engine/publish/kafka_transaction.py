@@ -349,8 +349,8 @@ class TransactionalOutput:
         try:
             yield
         except KafkaException as error:
-            # This error does not give the reason why the transaction has failed. A commit raises
-            # the broker's error, which does.
+            # An error of this kind does not say why the transaction has failed. A commit raises the
+            # broker's error, which does.
             if error.args[0].code() == KafkaError._STATE:
                 self._producer.commit_transaction(TIMEOUT_S)
             raise

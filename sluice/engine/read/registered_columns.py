@@ -209,7 +209,7 @@ class RegisteredColumns:
     def _new_reader(self, ref: SchemaRef, message: int) -> AvroColumns | ProtoColumns | None:
         source = self.values.source
         try:
-            # Also ask the reader of single values, which checks the schema as a whole.
+            # Ask the reader of single values, too, because it checks the schema as a whole.
             if isinstance(self.values.reader(ref), RejectedValueError):
                 return None
             schema = self.values.schema(ref)

@@ -315,7 +315,7 @@ class StageRun:
             rows = OperatorRows.of(by_target.pop(number), run.timeline_of_rows)
             # The received copies of the rows have been freed, so release their memory.
             release_memory_after_rows(len(rows))
-            # Such a table only stores each key's last value, so process only the last rows.
+            # A table whose results go only to its store needs only each key's last row.
             if number in self.output.only_stored and run.spec.has_states_in_store:
                 rows = rows.last_of_keys()
             listeners = self.listeners.get(number, [])
