@@ -1,7 +1,8 @@
 """Compares the generation that a replay has built beside the current one, store by store.
 
-`sluice deploy` builds a changed pipeline's state in a new generation, which queries do not read,
-and reports here how its answers differ from those of the current generation at the same records.
+`sluice deploy` builds a changed pipeline's state in a new generation, which queries do not read.
+Then it reports how this generation's answers differ from the current generation's after the same
+records.
 """
 
 from __future__ import annotations

@@ -56,8 +56,8 @@ class Burst:
 
     An event is due when the end offsets have not changed for `settle_s`, or `max_wait_s` after the
     first new record. The next event can be due after the pipeline has read up to the offsets of the
-    last event. If the pipeline does not get that far, because its run failed and Airflow's retries
-    are used up, the next event can be due after `patience_s`, because the cause of the failure may
+    last event. The pipeline may not get that far, because its run failed and Airflow's retries are
+    used up. The next event can then be due after `patience_s`, because the cause of the failure may
     have passed. This time doubles with each further event, up to an hour. If the same run would
     only fail again, the next event needs new records.
     """

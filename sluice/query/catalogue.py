@@ -123,8 +123,8 @@ class Catalogue:
         """Pin a store to the snapshot that `when` selects, by default to the newest snapshot.
 
         Raises NotReady if the pipeline has no snapshot yet, NotFound if the snapshot never existed,
-        Gone if it is no longer kept, NotReached if it has not reached the requested bounds, and
-        QueryError if it can never reach them.
+        and Gone if it is no longer kept. Raises NotReached if it has not reached the requested
+        bounds, and QueryError if it can never reach them.
         """
         pipeline = store.pipeline
         newest = await self.newest(pipeline)

@@ -177,7 +177,7 @@ class Workers:
             async with asyncio.timeout(seconds):
                 return [await worker.execute(query)], WorkerStatus(info.number, "ok")
         except TimeoutError:
-            # The next queries must not wait for this server, too.
+            # The next queries must not wait for this server again.
             why = f"Timed out recently; retried after {PAUSE_SECONDS:g} s."
             self._paused[info.server] = time.monotonic() + PAUSE_SECONDS, why
             return [], _unavailable(info, f"Timed out after {seconds:g} s.")

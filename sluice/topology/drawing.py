@@ -68,8 +68,8 @@ def _successors(pipeline: Drawn, node: nodes.Node) -> list[nodes.Node]:
 def svg(pipeline: Drawn) -> str:
     """Return the topology as an SVG, with sources on the left and each step right of its input.
 
-    The group of each node has the node's number, the numbers of its inputs, its name and its
-    place in the author's file, from which other programs can draw the topology anew.
+    The group of each node has the node's number, the numbers of its inputs, its name and its place
+    in the author's file. From these, other programs can draw the topology anew.
     """
     place = _layout(pipeline)
     width = max(x for x, _ in place.values()) + _BOX + 20

@@ -425,7 +425,7 @@ class ValueDecoder:
     def _unproved(
         self, texts: list[bytes | None], decoded: DecodedValues
     ) -> Iterator[tuple[int, bytes]]:
-        """Yield the place and JSON of each value that counting quotation marks cannot clear."""
+        """Yield the place and JSON of each value that may be ambiguous, by its quotation marks."""
         count_quotes = self._count_quotes
         for place, (row, value) in enumerate(zip(decoded.rows, decoded.values, strict=True)):
             text = texts[row]

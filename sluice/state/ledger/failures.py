@@ -23,8 +23,8 @@
 Airflow's API server adds to the failures `run`, `slot` and `overdue` what only Airflow's database
 knows about them: see `api.airflow_causes`.
 
-A failure of the `OBSERVED_KINDS`, which hosts check again and again, no longer counts once no host
-has recorded it for `UNSEEN_SECONDS`, for example because the host is gone for good.
+Hosts look for failures of the `OBSERVED_KINDS` again and again. Such a failure no longer counts if
+no host has recorded it for `UNSEEN_SECONDS`, for example because the host is gone for good.
 """
 
 from __future__ import annotations
