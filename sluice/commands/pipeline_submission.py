@@ -40,7 +40,7 @@ class SubmittedRun:
     options: Sequence[str]
     linger_ms: int | None
     has_begun: bool = False
-    """Whether this command has recorded in the ledger that its user runs the pipeline."""
+    """Whether the ledger has recorded that this command's user runs the pipeline."""
     asks_warm: bool = True
     """Whether a warm driver may still take the run."""
 
