@@ -83,7 +83,7 @@ def kafka_config(connection: str = KAFKA) -> dict[str, str]:
         )
     texts = {name: _text(value) for name, value in config.items()}
     if uses_msk_iam(texts):
-        # Fail here if the provider is missing; otherwise, each client would fail by itself.
+        # Fail here if the provider is missing; otherwise, each client would fail later.
         provider()
     return texts
 
@@ -107,8 +107,8 @@ def _require_allowed(connection: str, config: Mapping[str, Any]) -> None:
 def _with_function_named(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration with the token function's name in place of the function.
 
-    Airflow has imported a function that its administrator allows, or has added a function of its
-    own. If Sluice has its own function for these settings, leave the name out.
+    Airflow has imported a function that its administrator allows, or has added its own function. If
+    Sluice has its own function for these settings, leave the name out.
     """
     others = {name: value for name, value in config.items() if name != FUNCTION}
     function = config[FUNCTION]
@@ -136,7 +136,7 @@ def kafka_or_settings(connection: str = "") -> dict[str, str]:
 def registry_or_settings(connection: str = REGISTRY) -> dict[str, str]:
     """Return the settings of the schema registry's client, from a connection or SLUICE_REGISTRY.
 
-    The connection has the type HTTP. Its extra has further settings of the client. Airflow's
+    The connection has the type HTTP. Its extra field has more settings of the client. Airflow's
     program that loads DAGs never calls this, and neither does a trigger.
     """
     try:

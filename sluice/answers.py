@@ -297,8 +297,8 @@ class PipelineStatus(msgspec.Struct, frozen=True):
     status: Health
     failures: list[Failure]
     generation: int | None
-    """The number of the current generation. None before the first run; there are no topics and
-    stores then."""
+    """The number of the current generation. None if the pipeline has never run; it then has no
+    topics and stores."""
     topics: tuple[str, ...]
     """The topics that the pipeline reads. Patterns of topics begin with `^`, and come before the
     topics that they match."""
@@ -413,7 +413,7 @@ class PartitionLag(msgspec.Struct, frozen=True):
     topic: str
     partition: int
     position: int | None
-    """The next offset to read; None before the first batch."""
+    """The next offset to read; None if no batch has been published."""
     end: int
     unread: int
     held: int
@@ -440,12 +440,12 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     held_since: datetime | None
     """When the server first saw that an open transaction holds back records.
 
-    None without such a transaction, and in the first minute after this time.
+    None if there is no such transaction, and in the first minute after this time.
     """
     snapshot: Snapshot | None
     """The newest snapshot; None before the first snapshot."""
     last_run: Run | None
-    """The newest run in Airflow; None before the first run, and on a state server."""
+    """The newest run in Airflow; None if there is none, and on a state server."""
     dead_letters: dict[str, int]
     """Reason → number of dead letters in the last 24 hours."""
     may_edit: bool
@@ -590,7 +590,7 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
 class FinishedRun(msgspec.Struct, frozen=True, kw_only=True):
     """A run that has ended, in Airflow or from the command line, and what it cost.
 
-    An attempt of a run in Airflow is a run of its own.
+    Each attempt of a run in Airflow counts as a separate run.
     """
 
     began_at: datetime
@@ -638,7 +638,8 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     or version, and for notes such as that the state was restored."""
     detail: str
     log: str
-    """Path in Airflow of the run that the action has started; an empty text without one."""
+    """Path in Airflow of the run that the action has started; an empty text if it has started
+    none."""
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):

@@ -116,10 +116,10 @@ def stopped(spark: Future[SparkSession], jvm: Jvm) -> Iterator[None]:
 
 
 def begun_for_command(configuration: Settings, name: str, arguments: Collection[str]) -> bool:
-    """Begin the run as a command does that starts a driver of its own.
+    """Record the run in the ledger, if the command that started it has left this to the driver.
 
-    Do nothing unless a command has left that to this driver. Return False if the command must start
-    another driver. Raise PausedPipeline if the pipeline is paused.
+    Return False if the command must start another driver. Raise PausedPipeline if the pipeline is
+    paused.
     """
     from sluice.values.commanded_run import BEGUN, COMMANDED, DECLINED, CommandedRun
 
@@ -186,7 +186,7 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str) -> None
 
 @contextmanager
 def naming_owners(configuration: Settings) -> Iterator[None]:
-    """Add the readers' owners to an error of the block that says which readers a change breaks."""
+    """If the block fails because a change breaks readers, add the readers' owners to the error."""
     from sluice.engine.run.broken_readers import BreaksReadersError
     from sluice.topology.loading.pipeline_connections import owner_of
 
@@ -334,7 +334,7 @@ class _Arguments:
         return parsed
 
     def act(self, spark: Future[SparkSession], span: Span) -> None:
-        """Do what the arguments say."""
+        """Carry out the action that the arguments name."""
         name, from_topics = self.pipeline, FROM_TOPICS in self.options
         if self.action == EXPLAIN:
             explain_tasks(settings(), spark, name)

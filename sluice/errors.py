@@ -156,7 +156,7 @@ class StateGrows(EngineError):
 
 
 class SchemasDiffer(EngineError):
-    """A contract of the pipeline and a schema in the registry did not fit when last compared."""
+    """When last compared, a contract of the pipeline and a schema in the registry did not match."""
 
     title = "Contract and registry do not fit"
     next_step = (

@@ -31,7 +31,7 @@ class Topology(msgspec.Struct, frozen=True):
 
 
 def topology_text(file: Path, seconds: float) -> str:
-    """Import a file, and return its `Topology` as JSON. Must run in a process of its own."""
+    """Import a file, and return its `Topology` as JSON. Must run in a separate process."""
     pipeline = load_file(file, seconds)
     topology = Topology(pipeline.name, drawing.text(pipeline), drawing.svg(pipeline))
     return msgspec.json.encode(topology).decode()
@@ -65,7 +65,7 @@ class DeclaredPipelines:
         except SluiceError:
             return None
         for file in files:
-            # If a file has no literal name, any pipeline could be its own, so import it.
+            # If a file computes its pipeline's name, it may define this pipeline, so import it.
             if pipeline in (declared_names(file) or (pipeline,)):
                 topology = self._of_file(file)
                 if topology is not None and topology.pipeline == pipeline:

@@ -34,7 +34,8 @@ class StatePlugin(AirflowPlugin):
         },
         {
             "name": "Sluice",
-            # Airflow replaces `{DAG_ID}` and `{RUN_ID}` with the ids of what it shows.
+            # Airflow replaces `{DAG_ID}` and `{RUN_ID}` with the ids of the DAG and the run that it
+            # shows.
             "href": f"{_ROOT}/sluice/#/pipelines/{{DAG_ID}}",
             "destination": "dag",
             "url_route": "sluice_pipeline",

@@ -411,7 +411,7 @@ class _Events:
         if event == "trouble":
             raise StateError(msgspec.json.decode(data)["detail"])
         if data:
-            # The name of the event is on a line of its own, outside the data.
+            # The name of the event is on a separate line, outside the data.
             yield msgspec.structs.replace(_decode(data.encode(), Change), event=event)
 
 

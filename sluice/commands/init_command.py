@@ -45,7 +45,7 @@ def create(folder: Path) -> list[Path]:
     words = {"PROJECT": folder.absolute().name, "VERSION": sluice.__version__}
     created = []
     for source in sorted(_TEMPLATE.rglob("*")):
-        # Tests compile the template's files, and the compiled files do not belong to a project.
+        # Skip compiled files, which tests of the template leave behind.
         if source.is_dir() or source.suffix == ".pyc":
             continue
         file = folder / source.relative_to(_TEMPLATE)

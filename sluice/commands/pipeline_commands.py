@@ -222,7 +222,7 @@ def _print_comparison(planned: Plan, compared: Comparison) -> None:
 def _check_readers(plans: Sequence[Plan], *, is_complete: bool) -> list[SluiceError]:
     """Return an error for each pipeline that breaks what others read of it.
 
-    `is_complete` says whether the plans are those of all files.
+    `is_complete`: whether `plans` has the plans of all files.
     """
     from sluice.commands.readers_in_files import readers_in_files, require_readers
     from sluice.engine.run.compatibility import CompatibilityError

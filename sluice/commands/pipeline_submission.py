@@ -40,7 +40,7 @@ class SubmittedRun:
     options: Sequence[str]
     linger_ms: int | None
     has_begun: bool = False
-    """Whether the ledger says who runs the pipeline."""
+    """Whether the ledger has recorded that this command's user runs the pipeline."""
     asks_warm: bool = True
     """Whether a warm driver may still take the run."""
 
@@ -78,15 +78,15 @@ class SubmittedRun:
 
     @property
     def _action(self) -> tuple[str, str]:
-        """What this is called in the ledger, and details of it."""
+        """The name of the action in the ledger, and its details."""
         return action_of(self.options), " ".join(self.options[1:])
 
     def _on_known_driver(self) -> int | None:
-        """Return the status of the run on a warm driver; None if no driver has done it.
+        """Run on a warm driver, if one is running. Return the status; None if none takes the run.
 
-        A warm driver has imported everything. So the run's process there does what this command
-        would first have to import modules for: it loads the pipeline's file, refuses a paused
-        pipeline, and notes who runs it. Only a driver that is running already does so.
+        A warm driver has imported everything. So the run's process loads the pipeline's file,
+        refuses a paused pipeline, and notes who runs it. This command would first have to import
+        modules for these steps.
         """
         with importing():
             from sluice.topology.loading.pipeline_files import files_naming
@@ -130,7 +130,7 @@ class SubmittedRun:
         return status
 
     def _on_any_driver(self) -> int:
-        """Return the status of the run on a warm driver, if one takes it, or on one of its own."""
+        """Run on a warm driver or, if none takes the run, on a new driver. Return the status."""
         with importing():
             from sluice.driver import reads_records
             from sluice.spark_submit import submission

@@ -60,7 +60,7 @@ def readers_in_files(folder: Path, writer: PlannedPipeline) -> list[Job]:
     """Load the files whose texts name the writer or one of its topics, and plan their pipelines.
 
     A file that cannot be loaded is left out: it could not run either. Separate processes import the
-    files first, because they are of other teams, and might end this one.
+    files first, because files of other teams might end the process that imports them.
     """
     words = {writer.name, *writer.output_fields}
     others = [file for name, file in named_files(folder) if name != writer.name]

@@ -28,8 +28,8 @@ def pull(
 ) -> None:
     """Write a subject's schema to the folder `schemas` of the pipelines.
 
-    Avro("SUBJECT"), Protobuf("SUBJECT") and JsonSchema("SUBJECT") take it as the contract. Nothing
-    else ever asks the registry for this schema: neither Airflow when it loads the file, nor a test.
+    Avro("SUBJECT"), Protobuf("SUBJECT") and JsonSchema("SUBJECT") use the schema as the contract.
+    Only this command gets the schema from the registry: Airflow and tests read it from the folder.
     """
     from sluice.errors import NotFound, TopologyError
     from sluice.registry.opening import registry_of

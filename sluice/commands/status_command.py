@@ -150,7 +150,7 @@ def _naming(ledger: str) -> Iterator[None]:
 
 
 def _problem(same: Sequence[Failure]) -> str:
-    """Return what is wrong with a pipeline, or with several pipelines for the same reason."""
+    """Describe the same failure of one or several pipelines."""
     failure = same[0]
     names = [failure.pipeline for failure in same]
     runs = {failure.run for failure in same}

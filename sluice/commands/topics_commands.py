@@ -100,8 +100,8 @@ def accept(
 ) -> None:
     """Let a pipeline continue with its output topics as they are, after some were deleted.
 
-    No run may be in progress. The command concerns outputs, dead letters, markers and the markers
-    of re-drives. Without --restored, what was in the topics stays lost.
+    No run may be in progress. The command accepts the topics of outputs, dead letters, markers and
+    re-drive markers. Without --restored, the deleted records stay lost.
     """
     from sluice.kafka.brokers import require_brokers
     from sluice.operations.accepted_topics import accept_topics

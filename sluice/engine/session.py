@@ -168,7 +168,7 @@ def session(settings: Settings, name: str) -> SparkSession:
 
     Its `configuration` takes precedence over the settings of spark-submit.
 
-    Raises PreflightError without Java, and SettingsError if Spark refuses its settings.
+    Raises PreflightError if Java is missing, and SettingsError if Spark refuses its settings.
     """
     # In a process that spark-submit has not started, PySpark starts Java. If Java is missing,
     # PySpark's error is hard to understand, so `find_java` looks for Java first.

@@ -94,10 +94,9 @@ class SharedConf(SparkConf):
     """The settings of the JVM, for PySpark's context."""
 
     def getAll(self) -> list[tuple[str, str]]:  # noqa: N802 (the name is PySpark's)
-        """Return the settings with environment variables of tasks only.
+        """Return only the settings that set environment variables of tasks.
 
-        The context looks for nothing else in all settings, and a list of them takes three calls of
-        the JVM for each setting.
+        The context needs no other settings here, and each setting takes three calls of the JVM.
         """
         java_conf: Any = self._jconf
         pairs = java_conf.getAllWithPrefix(_OF_TASKS)

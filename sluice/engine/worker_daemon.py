@@ -36,9 +36,9 @@ def prepare(
 
     The forked process waits until Spark starts this program, and ends after the block if Spark has
     not started it before. Call this function in a process without other threads. The daemon has the
-    environment with which Spark starts this program. If the JVM is that of a warm driver,
-    `environment_of_jvm` is given: of Spark's variables, the daemon then gets only those that the
-    JVM did not start with, beside this process's own.
+    environment with which Spark starts this program. With a warm driver's JVM, pass
+    `environment_of_jvm`: the daemon then gets this process's variables, and only those of Spark's
+    variables that the JVM did not start with.
     """
     path = os.environ.get(PREPARED_DAEMON)
     if not path:
@@ -131,7 +131,7 @@ def environment_of_tasks(
     """Return the environment variables of a run's tasks.
 
     `own` are the run's variables, and `of_spark` are those with which Spark starts its daemon.
-    `of_jvm` are those of a JVM that belongs to no run; None for the JVM of the run.
+    `of_jvm` are the variables of a warm driver's JVM; None if the run has its own JVM.
     """
     if of_jvm is None:
         return {**of_spark}
@@ -161,7 +161,7 @@ def serve() -> None:
 def fork_workers() -> None:
     """Run PySpark's daemon, whose workers end without a traceback if Spark stops their tasks.
 
-    Spark then closes the connections, even that of a worker that it has only just started. A task's
+    Spark then closes the connections, even of a worker that it has just started. A task's
     own errors go to Spark, never to the daemon.
     """
     from pyspark import daemon
@@ -170,8 +170,7 @@ def fork_workers() -> None:
 
     def run_tasks_until_stopped(connection: socket.socket, authenticated: bool) -> int:
         # Standard output is a pipe to Spark, which copies the output to the JVM's standard error.
-        # The driver's own standard error is the same, or that of the task's run if the JVM is a
-        # warm driver's.
+        # This process's standard error is the driver's or, with a warm driver, the run's.
         os.dup2(2, 1)
         try:
             return run_tasks(connection, authenticated)

@@ -341,7 +341,7 @@ def redrive_markers(
 
 
 def dead_letter_topic_id(kafka: Mapping[str, str], pipeline: str) -> str | None:
-    """Return the id of a pipeline's topic of dead letters; None before its first dead letter."""
+    """Return the id of a pipeline's topic of dead letters; None if the topic does not exist."""
     topic = topic_of(pipeline)
     return topic_ids(kafka, [topic], ANSWER_SECONDS).get(topic)
 

@@ -15,7 +15,7 @@ def token(argument: str) -> tuple[str, float]:
 
     `argument`: `region=eu-central-1`, and optionally `role=ARN` or `profile=NAME`, separated by
     blanks or commas. By default, AWS's library looks for the credentials in the usual places of
-    AWS. Raises SettingsError without a region or without the library.
+    AWS. Raises SettingsError if the region or the library is missing.
     """
     signer = provider()
     options = _options(argument)

@@ -180,7 +180,7 @@ class RangeReader:
                         records.append(message)
                     else:
                         others.append(message)
-            # Otherwise, the records of two calls would be in memory together.
+            # Free the messages. Otherwise, the records of two calls would be in memory together.
             del messages
             if records:
                 at_once = _count_at_once(records)
@@ -204,11 +204,11 @@ class RangeReader:
 
     @property
     def _wanted(self) -> set[Partition]:
-        """The partitions whose ranges have to be read further."""
+        """The partitions whose ranges have not been read to their ends."""
         return self.unread - self._left
 
     def leave(self, partition: Partition) -> None:
-        """Read no further records of a partition's range.
+        """Read no more records of a partition's range.
 
         `read` ends when it has read the other ranges.
         """

@@ -83,7 +83,7 @@ def accept_redrive_topic(kafka: Mapping[str, str], pipeline: str) -> str | None:
 
 
 def _remembered_id(kafka: Mapping[str, str], pipeline: str) -> str | None:
-    """Read the id of the topic that re-drives have used. Return None before the first re-drive."""
+    """Read the id of the topic that re-drives have used. Return None if there was no re-drive."""
     batches = batches_of(pipeline)
     if not topic_ids(kafka, [batches], ANSWER_SECONDS):
         return None

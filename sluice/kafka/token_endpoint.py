@@ -104,8 +104,8 @@ def _trouble(argument: str, period: int) -> str:
 
 
 def _requested(settings: Mapping[str, str]) -> str:
-    # Imported only here, because these imports take as long as those of all of Kafka's clients, and
-    # few processes need them.
+    # Imported only here, because these imports take as long as importing all of Kafka's clients,
+    # and few processes need them.
     from http.client import HTTPException
     from urllib.error import HTTPError
     from urllib.parse import urlencode

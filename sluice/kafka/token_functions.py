@@ -79,7 +79,7 @@ def token_settings(kafka: Mapping[str, str]) -> dict[str, str | TokenFunction]:
     if argument:
         settings[ARGUMENT] = argument
     if name == _ENDPOINT:
-        # Otherwise, the client itself would request tokens from the endpoint.
+        # With the method `oidc`, the client itself would request tokens from the endpoint.
         settings["sasl.oauthbearer.method"] = "default"
     return settings
 

@@ -210,7 +210,7 @@ def trouble_of(kinds: Collection[FailureKind]) -> Trouble | None:
 
 
 def calm_of(figures: LedgerFigures, pipeline: str) -> Calm | None:
-    """Return the health of a pipeline that is not to run, and None for other pipelines."""
+    """Return the health of a pipeline that is retired, paused or new; None for other pipelines."""
     if pipeline in figures.retired:
         return "retired"
     if pipeline in figures.pauses:

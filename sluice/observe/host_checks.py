@@ -183,8 +183,9 @@ def _servers(generations: Iterable[GenerationInfo]) -> dict[str, str]:
 def _look_at_servers(servers: Mapping[str, str]) -> tuple[dict[str, Sight], set[str]]:
     """Ask the state servers at these addresses and URLs for an answer.
 
-    Returns what is wrong with each server that does not answer, by address, and the addresses of
-    the servers that this process cannot ask, because it has no token or they refuse its token.
+    Returns what is wrong with each server that does not answer, by address. Also returns the
+    addresses of the servers that this process cannot ask, because it has no token or they refuse
+    its token.
     """
     silent: dict[str, Sight] = {}
     unknown: set[str] = set()

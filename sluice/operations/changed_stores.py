@@ -72,10 +72,10 @@ class ChangedStores:
         current generation's number. Runs go on while the stores are computed, and wait while the
         newest records are read and the generation is promoted.
 
-        Raise CompatibilityError for a change that concerns all stores; EngineError without
-        published state, after an interrupted batch, or if the state has been replaced meanwhile;
-        InputError if the topics no longer have all records that the changed stores need, unless
-        `from_topics`; DamagedState if the state is not as published.
+        Raise CompatibilityError for a change that concerns all stores; EngineError if there is no
+        published state, if the last batch was interrupted, or if the state has been replaced
+        meanwhile; InputError if the topics no longer have all records that the changed stores need,
+        unless `from_topics`; DamagedState if the state is not as published.
         """
         with Ledger.open(self.settings.ledger) as ledger:
             with self._lease(ledger) as lease:
@@ -148,7 +148,7 @@ class ChangedStores:
     def _fence_drivers(self, ledger: Ledger, state: _State) -> None:
         """Fence off other drivers, so that they write no more output.
 
-        Raise EngineError after an interrupted batch.
+        Raise EngineError if the last batch was interrupted.
         """
         output = fence(self.settings.kafka, Writer(state.info.ref, self.job.pipeline.markers))
         output.require_newest()

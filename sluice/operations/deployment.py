@@ -1,7 +1,8 @@
 """Compares the generation that a replay has built beside the current one, store by store.
 
-`sluice deploy` builds a changed pipeline's state in a new generation, which queries do not read,
-and reports here how its answers differ from those of the current generation at the same records.
+`sluice deploy` builds a changed pipeline's state in a new generation, which queries do not read.
+Then it reports how this generation's answers differ from the current generation's after the same
+records.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ def compare_generations(ledger: Ledger, pipeline: str) -> Deployment:
 
 
 def _at_same_records(ledger: Ledger, pipeline: str, built: Snapshot) -> Snapshot | None:
-    """Return the current generation's snapshot that has the records of the new generation."""
+    """Return the current generation's snapshot that has the same records as the new generation."""
     for snapshot in ledger.snapshots.recent(pipeline, limit=1_000):
         # Each of the generations may read topics that the other one does not read.
         common = snapshot.positions.keys() & built.positions.keys()

@@ -56,7 +56,7 @@ class ComputedStores:
 
 @dataclass(frozen=True)
 class _Input:
-    """A group, of the old generation or of the changed stores, that gives values to a new group."""
+    """A group of the old generation or of the changed stores, whose values a new group gets."""
 
     kept: bool
     """Whether the group belongs to the old generation, rather than to the changed stores."""
@@ -257,8 +257,8 @@ class GroupMerge:
             if last is not None:
                 computed = ledger.snapshots.times_before(self.part.info.ref, last + 1)
         times: dict[str, int] = {}
-        # Kept times come last. Both sources have the times that belong to no operator, such as
-        # `:seen`, and the kept ones must replace the computed ones.
+        # Kept times come last. Both sources have times that belong to no operator, such as `:seen`,
+        # and the kept times must replace the computed times.
         for is_kept, of_source in ((False, computed), (True, kept)):
             names = self._names(is_kept=is_kept)
             for key, at in of_source.items():
@@ -284,10 +284,10 @@ class GroupMerge:
         return times
 
     def _names(self, *, is_kept: bool) -> Mapping[str, Collection[str]]:
-        """Return name of an operator or group → its names in the new generation.
+        """Return earlier name of an operator or group → its names in the new generation.
 
-        The names are those of the old generation with `is_kept`, otherwise those of the changed
-        stores' generation. A group has the name of its first store.
+        With `is_kept`, earlier names are from the old generation, otherwise from the generation of
+        the changed stores. A group has the name of its first store.
         """
         names: dict[str, set[str]] = defaultdict(set)
         if is_kept:

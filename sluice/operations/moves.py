@@ -29,7 +29,7 @@ from sluice.values.host_ports import address_of
 def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) -> int:
     """Move a worker with all its shards to `place`. Return the number of copied versions.
 
-    The call can be repeated. Raise NotFound if the pipeline has no such worker, and Refused if
+    The call can be repeated. Raise NotFound if the pipeline has no such worker. Raise Refused if
     another server answers at that address, if the server is the worker's standby, or if another
     command has changed the worker's placement meanwhile.
     """

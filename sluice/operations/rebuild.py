@@ -535,8 +535,8 @@ class Rebuild:
         is_same_topology = before.description == after.description and computes_same_state(
             before, after
         )
-        # The rebuild repeats the calls and look-ups whose answers were never recorded, or were
-        # removed since. They may get other answers now.
+        # The rebuild repeats the calls and look-ups whose answers were never recorded or have been
+        # removed. They may get other answers now.
         may_differ = self.from_topics or not is_same_topology or self.job.calls_out
         if not published or (may_differ and published != rebuilt):
             log.info("state rebuilt", generation=new.generation, checksums=rebuilt)
@@ -708,7 +708,7 @@ def is_promoted(ledger: Ledger, current: GenerationRef) -> bool:
 def replayed_generation(ledger: Ledger, current: GenerationRef) -> GenerationRef:
     """Return the generation that a replay has built beside the current generation.
 
-    Raise EngineError before a replay.
+    Raise EngineError if there is none.
     """
     numbers = ledger.generations.numbers(current.pipeline)
     if numbers[-1] <= current.generation:
@@ -722,8 +722,8 @@ def replayed_generation(ledger: Ledger, current: GenerationRef) -> GenerationRef
 def drop_built(job: Job, settings: Settings) -> int:
     """Remove the generation that a replay built. Return its number.
 
-    Raise EngineError before a replay. If a drop is repeated, such as after it was interrupted,
-    removes what is left.
+    Raise EngineError if there is no such generation. If a drop is repeated, for example because it
+    was interrupted, removes what is left.
     """
     name = job.pipeline.name
     holder = this_process(settings.run or "drop")

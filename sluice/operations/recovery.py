@@ -1,4 +1,4 @@
-"""Brings a ledger up to date that was lost, or that has lost its newest commits.
+"""Brings a ledger up to date after it, or its newest commits, were lost.
 
 The newest marker in Kafka says which batch was written last, and has what the ledger published with
 this batch; the shards have its state. From both, the ledger gets the batch's snapshot again. Output
@@ -104,7 +104,7 @@ def find_recovery(ledger: Ledger, job: Job, settings: Settings) -> Recovery | No
 
     Return None if the ledger has the batch that was written last.
 
-    Raise Refused if the topic of markers does not say enough.
+    Raise Refused if the topic of markers lacks data for the recovery.
     """
     name, topic = job.pipeline.name, job.pipeline.markers
     markers = MarkerTopic()
@@ -218,8 +218,8 @@ def leftover_shards(settings: Settings, ref: GenerationRef, workers: int) -> Ite
 def recover(job: Job, settings: Settings) -> Recovery | None:
     """Bring the ledger up to date. Return what was recovered; None if the ledger was up to date.
 
-    Raise Refused if the topic of markers does not say enough, and LeaseError while a driver works
-    on the pipeline.
+    Raise Refused if the topic of markers lacks data for the recovery, and LeaseError while a driver
+    works on the pipeline.
     """
     name = job.pipeline.name
     with Ledger.open(settings.ledger) as ledger:

@@ -225,8 +225,8 @@ def _redrives(
 def _new_offsets(kafka: Mapping[str, str], old: str, new: str) -> dict[tuple[int, int], int]:
     """Return partition and offset of each dead letter → its offset in the copy of the topic.
 
-    The copy has the same records in the same order. Retention may have removed the first ones of
-    either topic since, so the records are counted from the end.
+    The copy has the same records in the same order. Retention may have removed the first records of
+    either topic meanwhile, so the records are counted from the end.
     """
     offsets: dict[tuple[int, int], int] = {}
     before, after = _offsets(kafka, old), _offsets(kafka, new)

@@ -388,9 +388,9 @@ def rename_parts(
 ) -> Iterator[str]:
     """Rename stores and steps, and yield what changes, in sentences.
 
-    `job` is that of the pipeline's file, which has the new names already. `names` maps kind and
-    former name to the name now. Raise NotFound if a store or step does not exist, Refused if the
-    file differs from the state in anything but these names, and LeaseError while the pipeline runs.
+    `job` is planned from the pipeline's file, which has the new names already. `names`: kind and
+    former name → new name. Raise NotFound if a store or step does not exist, Refused if the file
+    differs from the state in anything but these names, and LeaseError while the pipeline runs.
     """
     name = job.pipeline.name
     with Ledger.open(settings.ledger) as ledger:

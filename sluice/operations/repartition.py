@@ -65,9 +65,9 @@ def repartition(
     """Spread a pipeline's state over the workers that it now has. Return the new generation.
 
     With the same number of workers, nothing changes, so that a successful call can be repeated.
-    Raise EngineError without published state, after an interrupted batch, without a broker, or for
-    a state that cannot be divided by key; LeaseError during a run; DamagedState if the state is not
-    as published.
+    Raise EngineError if there is no published state, if the last batch was interrupted, or if the
+    state cannot be divided by key; BrokersUnreachable if no broker answers; LeaseError if a run is
+    in progress; DamagedState if the state is not as published.
     """
     begun, name = time.monotonic(), job.pipeline.name
     holder = this_process(settings.run or "repartition")

@@ -80,7 +80,7 @@ def roll_back(rebuild: Rebuild) -> int:
                     copy.target.seal(sealed=False)
                     epochs.append(copy.target.journal().epoch)
                     checksums.append(copy.target.checksums(snapshot.batch))
-            # A copied shard refuses epochs that are lower than those of the earlier generation.
+            # A copied shard refuses epochs below the one with which the original was written last.
             if max(epochs) >= new_lease.epoch:
                 new_lease.outrank(max(epochs))
             ledger.generations.inherit(
@@ -124,7 +124,7 @@ def _earlier(ledger: Ledger, current: GenerationRef) -> GenerationInfo:
 def _forget_attempts(
     ledger: Ledger, current: GenerationRef, kept: GenerationRef, lease: LeaseRow
 ) -> None:
-    """Remove what an interrupted rollback has left: generations after the current one."""
+    """Remove the generations after the current one, which an interrupted rollback has left."""
     for number in ledger.generations.numbers(current.pipeline):
         if number > current.generation:
             ledger.generations.forget(GenerationRef(current.pipeline, number), lease)

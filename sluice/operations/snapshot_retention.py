@@ -55,14 +55,14 @@ def retain(
     newest = snapshots[0]
     forgotten = ledger.snapshots.forget(oldest.ref, oldest.batch)
     versions, failed = 0, {}
-    # This is the generation of the snapshots that were read. A rebuild may have made another
-    # generation current since, with other batch numbers.
+    # This is the generation of the snapshots that were read. A rebuild may by now have made another
+    # generation current, with other batch numbers.
     info = ledger.generations.get(oldest.ref)
     workers = [] if info is None else info.workers
     for worker in workers:
         try:
             versions += _compact(worker.location, min(oldest.batch, newest.batch - 1))
-            # A standby with an older copy still needs the versions of its own last batch.
+            # A standby with an older copy still needs the versions of the last batch that it has.
             if worker.standby is not None and worker.standby.batch >= 0:
                 versions += _compact(
                     worker.standby.server, min(oldest.batch, worker.standby.batch - 1)
@@ -77,7 +77,7 @@ def note_retention(
 ) -> None:
     """Record the failure `retention`, with the reasons why old state could not be deleted.
 
-    Clear it without reasons.
+    Clear the failure if there are no reasons.
     """
     if reasons:
         error = RetentionFailed(" ".join(reasons))

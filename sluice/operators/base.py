@@ -199,7 +199,7 @@ class Output(Receiver, Protocol):
 
 
 class RecordedFailure(Exception):
-    """The failure of a call, in this batch or recorded in an earlier one.
+    """The failure of a call in this batch, or a failure that was recorded in an earlier batch.
 
     The exception's text is the complete description of the failure.
     """
@@ -215,14 +215,14 @@ class Answered(msgspec.Struct, frozen=True):
 class Asking(Protocol):
     """An operator that calls a service or a database for each row, before it processes the rows.
 
-    The task of a stage records the answers. A repeated batch, or a rebuild, need not call again.
+    The task of a stage records the answers, so a repeated batch or a rebuild makes no calls again.
     """
 
     rows_at_once: int
     """The number of rows to call for before their answers are recorded."""
 
     def needs_answer(self, row: Row) -> bool:
-        """Return whether the row needs a call at all."""
+        """Return whether a call is needed for the row."""
 
     def ask(self, rows: Sequence[Row]) -> list[str | BaseException | None]:
         """Make the calls for these rows.

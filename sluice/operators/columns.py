@@ -158,7 +158,7 @@ class ReleasedResults:
     ranks: Times
     """The rank of each result (see `Output.emit`)."""
     numbers: Indices
-    """The number of each result among those of its key that are due at the same time."""
+    """The number of each result among the results of its key that are due at the same time."""
     times: Times
     values: pa.Array
     windows: tuple[Times, Times] | None = None

@@ -1,6 +1,6 @@
 """Makes many calls at the same time, each with a time limit, and repeats calls that fail.
 
-All calls of a process run in one event loop, which has a thread of its own. An author's async
+All calls of a process run in one event loop, in a separate thread. An author's async
 functions can therefore share a client, and the caller itself may run in an event loop, such as a
 notebook's.
 """

@@ -321,9 +321,9 @@ def _decode_hook(kind: type, value: Any) -> Any:
 
 
 class _Converted(type):
-    """Metaclass of the types that stand for authors' types in the type of a state.
+    """Metaclass of the types that replace authors' types in the type of a state.
 
-    Values of the author's type `kind` are stored as values of another type.
+    `kind` is the author's type. Its values are stored as values of another type.
     """
 
     kind: Any
@@ -333,7 +333,7 @@ class _Converted(type):
 
 
 def state_type(kind: Any) -> Any:
-    """Return the type that stands for the author's type `kind` in the type of a state."""
+    """Return the type that replaces the author's type `kind` in the type of a state."""
     if kind is not Any and is_converted(kind):
         return _Converted("Converted", (), {"kind": kind})
     return kind

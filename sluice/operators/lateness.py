@@ -4,7 +4,7 @@
 `engine/stages/stage_output.py` counts it, or `engine/combine/windowing.py` if tasks add the records
 up while they read.
 
-*Stream time* is the largest event time so far, of late records and of the current record too
+*Stream time* is the largest event time so far, including late records and the current record
 (`engine/batch/stream_time.py` computes it). Records are late for the same windows as in Kafka
 Streams, to the millisecond:
 

@@ -106,8 +106,8 @@ class Operator(Generic[S]):
     reads_tables = False
     """Whether the operator gets the rows of tables, from the side `READ` on, to look them up."""
     takes_changes = False
-    """Whether `change` takes the old and the new value of a table's row in one call, if both are in
-    the same group."""
+    """Whether `change` takes the old and the new value of a table's row in one call, which
+    happens only if both are in the same group."""
     has_wall_timers = False
     """Whether the operator may set timers on the wall clock (see `tick`)."""
     processes_due = False

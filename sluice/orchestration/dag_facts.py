@@ -112,7 +112,7 @@ def asset_names(pipeline: str, job: Job) -> tuple[str, ...]:
 
 
 def facts_text(file: Path, seconds: float) -> str:
-    """Import a file, and return its `FileFacts` as JSON. Must run in a process of its own."""
+    """Import a file, and return its `FileFacts` as JSON. Must run in a separate process."""
     # Read the settings before inputs are recorded. Otherwise, the variables of all settings
     # would count as inputs, although few of them affect the facts.
     with suppress(SettingsError):

@@ -28,8 +28,8 @@ class _SchedulerStarts:
     def on_starting(self) -> None:
         """Import what tasks need if this process is a scheduler that forks them.
 
-        Airflow calls this before the scheduler starts its executor. Of which kind the component is,
-        Airflow says only later.
+        Airflow calls this before the scheduler starts its executor. Only later does Airflow tell
+        which kind of component this is.
         """
         is_scheduler = sys.argv[1:2] == [_SCHEDULER]
         if is_scheduler and _FORKS_TASKS in conf.get("core", "executor", fallback=""):

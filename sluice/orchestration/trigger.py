@@ -56,8 +56,8 @@ class Burst:
 
     An event is due when the end offsets have not changed for `settle_s`, or `max_wait_s` after the
     first new record. The next event can be due after the pipeline has read up to the offsets of the
-    last event. If the pipeline does not get that far, because its run failed and Airflow's retries
-    are used up, the next event can be due after `patience_s`, because the cause of the failure may
+    last event. The pipeline may not get that far, because its run failed and Airflow's retries are
+    used up. The next event can then be due after `patience_s`, because the cause of the failure may
     have passed. This time doubles with each further event, up to an hour. If the same run would
     only fail again, the next event needs new records.
     """
@@ -75,7 +75,7 @@ class Burst:
     _busy_at: float = 0.0
     """The latest time at which an event was due, a driver was seen at work, or a run failed."""
     _unanswered_since: float | None = None
-    """When the first event was due after a driver was last seen at work; None without such an
+    """When the first event was due after a driver was last seen at work; None if there is no such
     event."""
     attempts: int = field(default=0, init=False)
     """The number of events since the pipeline last read up to the offsets of an event."""
@@ -127,7 +127,7 @@ class Burst:
         return True
 
     def unanswered_s(self, now: float) -> float:
-        """Return the seconds since the first event that no driver has answered; 0 without one."""
+        """Return the seconds since the first unanswered event; 0 if there is none."""
         return 0.0 if self._unanswered_since is None else now - self._unanswered_since
 
     def back_off(self, now: float) -> BackOff | None:
@@ -451,7 +451,7 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
 def held_back(pipeline: str, lag: Lag, held: HeldPartitions) -> Failure | None:
     """Return the failure of a pipeline whose records a transaction has held back for long.
 
-    Return None without such a transaction.
+    Return None if there is no such transaction.
     """
     now = datetime.now(UTC)
     since = held.since(lag, now)
@@ -481,7 +481,7 @@ def _last_run_began(pipeline: str) -> float | None:
 def last_run_began(ledger: Ledger, pipeline: str) -> float | None:
     """Return when the newest run that has published a snapshot began its first batch, in epoch s.
 
-    Return None without such a run.
+    Return None if there is no such run.
     """
     generation = ledger.generations.current_number(pipeline)
     if generation is None:

@@ -39,7 +39,7 @@ class Observation(NamedTuple):
     lease: LeaseRow | None
     """The lease of the pipeline's driver."""
     published_at: datetime | None
-    """The time of the pipeline's newest snapshot; None before the first snapshot."""
+    """The time of the pipeline's newest snapshot; None if it has none."""
     failures: Mapping[FailureKind, Failure]
     is_paused: bool = False
     """Whether somebody has paused the pipeline. If so, no run may start."""

@@ -2,10 +2,10 @@
 
 Airflow registers the events of a task in the transaction in which the task succeeds. So events say
 which windows have been announced: besides the events of windows, a run adds one event to the
-store's *mark*, an asset of its own, with the end of the newest window that it has announced
-(`until`). A run announces the windows that end later, up to the time that the ledger has for the
-newest snapshot (`engine/publish/closed_windows.py`). Nothing else decides, so a window has one
-event even if
+store's *mark*, a separate asset, with the end of the newest window that it has announced (`until`).
+A run announces the windows that end later, up to the time that the ledger has for the newest
+snapshot (`engine/publish/closed_windows.py`). Nothing else decides, so a window has one event even
+if
 
 - a driver is killed and its batch is repeated, or the task is repeated: a task that has not
   succeeded has announced nothing;
@@ -82,7 +82,7 @@ class ClosedWindow:
     key: str
     """The start of the window on the clocks of its zone, such as `2026-11-21T08:00:00`."""
     start: datetime
-    """The start of the window, with its zone: that of a calendar's window, otherwise UTC."""
+    """The start of the window, in the zone of its calendar, otherwise in UTC."""
     snapshot: str
     """A snapshot with the window's final results. Pass it to queries as `as_of`."""
 
@@ -189,7 +189,7 @@ def _announcement(
 
 
 def _announced_until(context: Context, ledger: Ledger, pipeline: str, store: str) -> int | None:
-    """Return the end of the newest window that has been announced, epoch ms; None before it."""
+    """Return the end of the newest announced window, epoch ms; None if none was announced."""
     ends: list[int] = []
     for event in newest_events(context, mark_of(pipeline, store), _FOREIGN_EVENTS):
         text = (event.extra or {}).get("until")

@@ -48,7 +48,7 @@ class PlannedPipeline:
     dead_letters: str
     """The topic for records that could not be read, processed or written."""
     markers: str
-    """The name of the topic with the markers, which tell whose batches' output has been written."""
+    """The topic of the markers, which name the batches whose output has been written."""
     steps: tuple[Step, ...]
     text: str
     svg: str
@@ -59,7 +59,7 @@ class PlannedPipeline:
     output_keys: Mapping[str, str]
     """Topic or table → the expression of its records' keys; empty if it is unknown."""
     may_break: tuple[str, ...]
-    """The pipelines that may no longer find what they read of this one."""
+    """The pipelines whose interface with this one a change may break (see `Pipeline`)."""
     depends_on_clock: bool
     """Whether an expression depends on the time of the batch."""
     announced_windows: Mapping[str, TimeWindow]
@@ -523,8 +523,8 @@ class Job:
     def operators_of_changes(self) -> frozenset[int]:
         """The aggregates that need not send a result equal to the key's or window's previous one.
 
-        Apart from their store, only aggregates of their tables read the results. For these
-        aggregates, only the last result matters, and an equal result would not change it.
+        Their results go to their store, and otherwise only to aggregates of the resulting tables.
+        For these, only the last result matters, and an equal result changes nothing.
         """
         last_only = self.last_only_operators
         readers: set[int] = set()

@@ -324,7 +324,7 @@ class JobColumns:
         key: str = "",
         reported: bool = True,
     ) -> tuple[Scope, dict[str, str]]:
-        """Do the same as `guard` for expressions over fields of these types, under a condition.
+        """Do the same as `guard`, but for expressions over any fields, and with a condition.
 
         If `reported` is false, the records for which an expression fails are left out, but not
         reported.

@@ -63,7 +63,7 @@ def _chain_from_group(
 
 
 def _follows_state(pipeline: Graph, node: nodes.Node) -> bool:
-    """Return whether a node follows an aggregation or operator, and processes no single records."""
+    """Return whether a node follows an aggregation or operator, and gets no single records."""
     for parent in node.parents:
         # A topic's table is an operator, too, but the steps after it process the topic's single
         # records.

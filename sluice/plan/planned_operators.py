@@ -267,8 +267,8 @@ class PlannedOperator:
             or suppress.by_window
         ):
             return False
-        # With cogrouped streams, one stream may make the operator forget another's window before
-        # the step sends the window's result.
+        # With cogrouped streams, one stream may make the operator forget another stream's window
+        # before the step sends the window's result.
         if (
             not isinstance(self.action, AggregateParameters | PythonAggregateParameters)
             or self.by_window
@@ -349,7 +349,7 @@ these rows."""
 
 
 def result_column(operator: int, output: int | None = None) -> str:
-    """Return the column with an operator's results, or with a processor's for one output."""
+    """Return the column with an operator's results, or with those that go to one output."""
     if output is None:
         return f"v{operator}"
     return f"v{operator}_{output}"

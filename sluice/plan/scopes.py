@@ -308,7 +308,7 @@ class Scopes:
         # Do not compute the expressions for records that an earlier filter removed.
         condition = self.columns.evaluation_condition(scope, node.parent)
         for name, sql in sqls.items():
-            # A field that is passed on unchanged needs no column of its own.
+            # A field that is passed on unchanged needs no new column.
             if sql in scope.columns.values():
                 columns[name] = sql
             else:

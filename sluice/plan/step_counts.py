@@ -39,18 +39,19 @@ def _has_row_per_record(operator: PlannedOperator, edge: Edge) -> bool:
     # Every worker gets a copy of such a row, and a change with its old value has two rows.
     if edge.is_copied or edge.has_old_values:
         return False
-    # Such a join gets some rows of its left side twice: at their old place, and at their new one.
+    # A foreign-key join gets some rows of its left side twice: at the old and at the new foreign
+    # key.
     action = operator.action
     if isinstance(action, TableJoinParameters) and action.kind == "foreign-key":
         return False
-    # The other sides repeat rows of these sides.
+    # The rows of all other sides repeat rows of these sides.
     return edge.side < MOVED or COGROUPED <= edge.side < READ
 
 
 def results_name(operator: PlannedOperator) -> str | None:
     """Return the name of the count of an operator's results.
 
-    None if its results go to several outputs, which are not told apart.
+    None if its results go to several outputs, because the count does not distinguish them.
     """
     action = operator.action
     if isinstance(action, ProcessParameters) and len(action.outputs) > 1:

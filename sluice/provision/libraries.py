@@ -115,7 +115,7 @@ class Libraries:
         `say` gets the lines of progress. Other processes that want the same packages wait.
 
         Raise SettingsError if packages do not exist or conflict, or if they cannot be written, and
-        PreflightError without pip.
+        PreflightError if pip is missing.
         """
         if not self.is_built:
             with _file_errors(self.home):
@@ -239,7 +239,7 @@ def _remove(place: Path) -> bool:
     Return False if another process removes them, or if they belong to another user.
     """
     try:
-        # Renamed first, so that no process takes half of the libraries for all of them.
+        # Renamed first, so that no process uses a folder that has been removed in part.
         removing = Path(tempfile.mkdtemp(prefix="building-", dir=place.parent))
         with _removed_after(removing):
             place.replace(removing / "removed")

@@ -216,7 +216,7 @@ def _missing(
     ledger: Ledger, newest: Snapshot, statement: str, requested: tuple[int, int]
 ) -> NoReturn:
     """Raise Gone if all kept snapshots are newer than the requested one, otherwise NotFound."""
-    # `newest` is from the caller's cache. Retention may have removed this snapshot since, and the
+    # `newest` is from the caller's cache. Retention may have removed this snapshot by now, and the
     # error must only name snapshots that are kept, so the newest snapshot is read again.
     newest = ledger.snapshots.latest(newest.pipeline) or newest
     oldest = ledger.snapshots.oldest(newest.pipeline) or newest

@@ -122,9 +122,9 @@ class Catalogue:
     async def pin(self, store: StoreInfo, when: AsOf = NEWEST) -> Pin:
         """Pin a store to the snapshot that `when` selects, by default to the newest snapshot.
 
-        Raises NotReady before the first snapshot, NotFound if the snapshot never existed, Gone if
-        it is no longer kept, NotReached if it has not reached the requested bounds, and QueryError
-        if it can never reach them.
+        Raises NotReady if the pipeline has no snapshot yet, NotFound if the snapshot never existed,
+        and Gone if it is no longer kept. Raises NotReached if it has not reached the requested
+        bounds, and QueryError if it can never reach them.
         """
         pipeline = store.pipeline
         newest = await self.newest(pipeline)
@@ -144,7 +144,7 @@ class Catalogue:
         return newest.pin(store.name)
 
     def newest(self, pipeline: str) -> Awaitable[PipelineSnapshot | None]:
-        """Return the newest snapshot of a pipeline, or None before the first snapshot."""
+        """Return the newest snapshot of a pipeline; None if there is none yet."""
         return self._fresh(_newest_of(pipeline), lambda: self._newest(pipeline))
 
     async def require_kept(self, ref: GenerationRef, batch: int) -> None:

@@ -13,7 +13,7 @@ def renamed_pipeline(
 ) -> NotFound | None:
     """Return the error for a query that names a pipeline by its former name.
 
-    Return None if it is not a former name, or that of a pipeline that the user may not read.
+    Return None if the name is not a former name, or if the user may not read the pipeline.
     """
     renamed = renames.of(name)
     if renamed is None or renamed.phase == "begun" or not may_read(renamed.name):

@@ -91,7 +91,8 @@ async def _read(
                 raise Incomplete(f"Some workers cannot be read: {'; '.join(reasons)}")
             return answer.entries
         finally:
-            # Otherwise the connections stay open until Python's garbage collector finds them.
+            # Without this call, the connections stay open until Python's garbage collector finds
+            # them.
             await reader.workers.close()
 
 

@@ -325,7 +325,7 @@ class Reader:
     async def _query_any(
         self, workers: Iterable[WorkerInfo], query: Query[T]
     ) -> tuple[list[T], tuple[WorkerStatus, ...]]:
-        """Query one worker after the other until one is available, and the standbys last.
+        """Query the workers one after the other, then the standbys, until one is available.
 
         The result is right only for a global table, which is the same on every worker.
         """

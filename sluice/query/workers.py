@@ -177,7 +177,7 @@ class Workers:
             async with asyncio.timeout(seconds):
                 return [await worker.execute(query)], WorkerStatus(info.number, "ok")
         except TimeoutError:
-            # The next queries must not wait for this server, too.
+            # The next queries must not wait for this server again.
             why = f"Timed out recently; retried after {PAUSE_SECONDS:g} s."
             self._paused[info.server] = time.monotonic() + PAUSE_SECONDS, why
             return [], _unavailable(info, f"Timed out after {seconds:g} s.")
@@ -208,7 +208,7 @@ def _unavailable(info: WorkerInfo, reason: str) -> WorkerStatus:
 
 
 def _missing_copy(info: WorkerInfo) -> str:
-    """Return the error text for a standby without the query's snapshot; empty without a standby."""
+    """Return the error text for a standby that lacks the query's snapshot; empty for no standby."""
     if info.standby is None:
         return ""
     if info.standby.batch < 0:

@@ -175,7 +175,7 @@ def _place(client: SchemaRegistryClient, schema_id: int, context: str) -> tuple[
     try:
         places = client.get_schema_versions(schema_id, subject_name=context or None)
         return (places[0].subject or "", places[0].version or 0) if places else ("", 0)
-    except Exception:  # Without them, messages are only less exact.
+    except Exception:  # messages are then only less exact
         return "", 0
 
 

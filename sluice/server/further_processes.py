@@ -42,9 +42,9 @@ sockets to listen on, and the function to call when the process accepts connecti
 class FurtherProcesses:
     """The further processes, which end with this process.
 
-    A process that ends otherwise, for example because the system kills it, is replaced by another
-    one. `ended` is called when all processes have ended. If this process is killed, the further
-    processes call it.
+    If a further process ends earlier, for example because the system kills it, a new process
+    replaces it. `ended` is called when all processes have ended. If this process is killed, the
+    further processes call `ended`.
     """
 
     def __init__(self, numbers: Sequence[int], serve: Serve, ended: Callable[[], None]) -> None:
@@ -58,7 +58,7 @@ class FurtherProcesses:
     async def start(self, sockets: Sequence[socket.socket]) -> None:
         """Start the processes. Return when all of them accept connections at these sockets.
 
-        Raise StateError if one does not.
+        Raise StateError if a process does not start.
         """
         self._sockets = sockets
         starting = [self._start(number) for number in self._numbers]
@@ -166,7 +166,7 @@ def _run(
     """Serve in a further process. This is the process's main function."""
 
     def started() -> None:
-        # Nobody waits for the report of a process that replaces another one.
+        # If this process replaces another, the report may fail: nobody reads it.
         with report, suppress(OSError):
             report.send(None)
 

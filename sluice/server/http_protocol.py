@@ -77,7 +77,7 @@ class PatientProtocol(HttpToolsProtocol):
     _running: _Cycle | None = None
     """The newest request that the app has received."""
     _reading: asyncio.TimerHandle | None = None
-    """The timer that checks whether a client goes on reading while a response waits for it."""
+    """The timer that checks whether the client still reads while a response waits to be sent."""
     leave: Callable[[], None] = staticmethod(lambda: None)
     """The function to call when a request of the connection has shown the token, and when the
     connection is closed."""

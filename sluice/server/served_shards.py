@@ -57,7 +57,7 @@ class ServedShards:
 
     @property
     def card(self) -> Card:
-        """What this server says about itself: its address, database and identity."""
+        """The server's description of itself: its address, database and identity."""
         return Card(self.host, self.port, self.database, self.identity)
 
     async def location(self, ref: GenerationRef, number: int) -> str:
@@ -98,7 +98,7 @@ class ServedShards:
         return location(self._base_url, ref, number)
 
     def _expected(self, ref: GenerationRef) -> GenerationInfo | None:
-        """Return the generation. For a new name of a pipeline, return that of the old name."""
+        """Return the generation; during a renaming, the one with the pipeline's old name."""
         info = self._ledger.generations.get(ref)
         if info is None:
             source = self._ledger.renames.source_of(ref)

@@ -270,9 +270,9 @@ def serve(
 ) -> None:
     """Serve until the process receives a signal to stop. Calls `started` once the server listens.
 
-    Start and end the processes `further`. A further process passes the `sockets` of the first.
-    Raise SettingsError for a certificate or key that cannot be read, and StateError if the address
-    cannot be used or a further process does not start.
+    Start and end the processes `further`. In a further process, `sockets` are the first process's
+    sockets. Raise SettingsError if the certificate or the key cannot be read, and StateError if the
+    address cannot be used or a further process does not start.
     """
     config = uvicorn_config(app, options)
     try:

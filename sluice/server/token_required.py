@@ -43,8 +43,7 @@ class TokenRequired:
 
     Only a challenge needs no token: its sender proves that it knows the token, and sends the token
     only after the server has proved the same (`state.remote.server_identity`). While a token is
-    replaced by another one, both are in `tokens`, and the server proves the one that the sender
-    knows.
+    replaced by another one, both are in `tokens`, and the server proves that it knows the sender's.
     """
 
     def __init__(self, app: ASGIApp, tokens: Sequence[str], card: Card) -> None:

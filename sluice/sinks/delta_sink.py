@@ -69,8 +69,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
     pipeline: str
     snapshot: str | None = None
-    """The last batch written, as the id of the snapshot with which it is published; None before the
-    first."""
+    """The last batch written, as the id of the snapshot with which it is published; None if there
+    is none."""
     begun: int = 0
     """When this batch began, in epoch ms."""
     rows: int = 0
@@ -196,8 +196,8 @@ class DeltaSink:
             if target.table.key is None and not is_of_published_batch:
                 may_repeat = self._has_later_rows(published)
             self.state = msgspec.structs.replace(state or self.state, may_repeat=may_repeat)
-        # This commit fences off earlier writers. The version of their next commit is below the
-        # version of this commit, so Delta Lake skips or rejects their commit.
+        # Fence off earlier writers with a commit. The version of their next commit is below the
+        # version of this commit, so Delta Lake skips or rejects it.
         epoch, nonce = (max(version, 0) >> _EPOCH) + 1, secrets.randbits(_EPOCH - _NONCE)
         newest = epoch << _EPOCH | nonce << _NONCE
         for name in self.formerly:
@@ -518,7 +518,7 @@ class DeltaSink:
         return None
 
     def _committed_version(self) -> int:
-        """Return the version of the pipeline's last commit, -1 before the first.
+        """Return the version of the pipeline's last commit; -1 if it has made none.
 
         If the pipeline has former names, the highest version counts, because each name has its own
         versions.

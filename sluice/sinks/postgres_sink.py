@@ -326,7 +326,7 @@ class PostgresTables:
     ) -> tuple[BatchId | None, dict[str, Written]]:
         """Return the newest batch in the database, and the rows that it wrote to each table.
 
-        Before the first batch, return None and no rows.
+        If there is no batch yet, return None and no rows.
         """
         row = database.execute(
             SQL("SELECT generation, batch, begun, rows FROM {} WHERE pipeline = %s").format(
@@ -353,7 +353,7 @@ class PostgresTables:
     def _locked_epoch(self, database: psycopg.Connection) -> int:
         """Lock the pipeline's row until the transaction ends.
 
-        Return its epoch, or 0 without a row.
+        Return its epoch; 0 if it has no row.
         """
         row = database.execute(
             SQL("SELECT epoch FROM {} WHERE pipeline = %s FOR UPDATE").format(Identifier(BATCHES)),

@@ -188,8 +188,7 @@ class TableSink(Protocol):
     def begin(self, published: Published | None) -> None:
         """Create or check the tables, and fence off earlier writers.
 
-        `published` is the last batch of the ledger's current generation, None before the first
-        batch.
+        `published` is the last batch of the ledger's current generation; None if it has none.
 
         Raises EngineError if a table does not fit the pipeline, or if it lacks published batches.
         """

@@ -90,7 +90,7 @@ def _is_operator(name: str, before: Token) -> bool:
 def _given_count(name: str, tokens: Sequence[Token], place: int) -> int | None:
     """Return the number of arguments of a call.
 
-    Return None if it has a syntax of its own, or no closing parenthesis.
+    Return None if it has a special syntax, or no closing parenthesis.
     """
     commas = depth = 0
     is_cast = False

@@ -113,7 +113,7 @@ def map_rows(
 def map_present(
     function: Callable[[Any], Any], values: pa.Array, kind: pa.DataType | None = None
 ) -> pa.Array:
-    """Return the results of a Python function, by default texts, for each value; null for null."""
+    """Return a Python function's result for each value, by default a text; null for null."""
     results: list[Any] = []
     for value in values.to_pylist():
         results.append(None if value is None else function(value))

@@ -1,9 +1,9 @@
 """Rules for Spark SQL's operators and functions: each result's type, and whether it can fail.
 
-For arguments of certain types, a rule gives the type of the result, the types to which Spark
-converts the arguments, whether a record's values can make the function fail, and the reason in the
-dead letter of such a record. `sql.arrow_evaluation` has the functions that compute rules with
-Arrow. Functions without a rule for the types of their arguments are computed by Spark.
+For arguments of certain types, a rule gives the type of the result, and the types to which Spark
+converts the arguments. It also tells whether a record's values can make the function fail, and
+gives the reason for the dead letter. `sql.arrow_evaluation` has the functions that compute rules
+with Arrow. Functions without a rule for the types of their arguments are computed by Spark.
 """
 
 from __future__ import annotations
@@ -1053,7 +1053,7 @@ def _digest(node: exp.Expr, kinds: Kinds) -> Signature:
     return _if_known("STRING", kinds, is_known=is_known)
 
 
-# -- Aggregates, of which this table has only the types
+# -- Aggregates: this table has only their types
 
 
 def _sum(node: exp.Expr, kinds: Kinds) -> Signature:

@@ -203,8 +203,8 @@ def open_engine(url: URL) -> Engine:
 def _listen_sqlite(engine: Engine, path: Path, *, durable: bool) -> None:
     """Prepare the connections of an engine, and replace those whose file was replaced.
 
-    SQLite goes on with a file that was removed or renamed, so a process would neither see what the
-    file in its place has, nor write anything that others see.
+    SQLite keeps using a file that was removed or renamed. A process would then read and write the
+    old file, while others use the file in its place.
     """
 
     def prepare(connection: sqlite3.Connection, entry: ConnectionPoolEntry) -> None:

@@ -1,9 +1,9 @@
 """Epochs, with which shards, tables and the ledger keep replaced writers from writing.
 
-A writer takes an epoch that is higher than that of the writer before it, and a shard or a table
-refuses writers with a lower epoch than the highest that it has seen. A database that has lost its
-newest commits, for example after a fail-over to a replica that lagged, no longer knows its newest
-epoch, and the next writer counts on from an older one. Therefore an epoch also contains a random
+A writer takes a higher epoch than the previous writer. A shard or a table remembers the highest
+epoch that it has seen, and refuses writers with a lower one. A database may lose its newest
+commits, for example by a fail-over to a replica that lagged. Then it no longer knows its newest
+epoch, and the next writer continues from an older epoch. Therefore an epoch also contains a random
 number: two writers never have the same epoch, even if both took the same place in the count.
 """
 
@@ -15,7 +15,7 @@ _RANDOM_BITS = 32
 
 
 def next_epoch(newest: int) -> int:
-    """Return an epoch higher than `newest`, which is 0 before the first.
+    """Return an epoch higher than `newest`, which is 0 if there is no earlier epoch.
 
     No other call returns the same.
     """

@@ -176,7 +176,7 @@ class Snapshot(OfGeneration, frozen=True, kw_only=True):
     """Epoch ms from which on a batch without records has something to do; None if there is nothing.
 
     Such a batch fires wall-clock timers, deletes rows that expire by the clock, or sends results
-    because stream time goes on by the clock.
+    because stream time advances with the clock.
     """
 
     @property

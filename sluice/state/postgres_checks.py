@@ -30,8 +30,8 @@ _DURABILITY = """SELECT current_setting('fsync'), current_setting('full_page_wri
 def require_usable(url: URL, what: str, variable: str) -> None:
     """Raise SettingsError for a pooler of transactions, and StateError for a read-only server.
 
-    `what` is what the database holds, and `variable` the environment variable with its address.
-    Do nothing for SQLite.
+    `what` names the content of the database, such as "shards", and `variable` the environment
+    variable with its address. Do nothing for SQLite.
     """
     if url.get_backend_name() == "sqlite":
         return
@@ -60,8 +60,8 @@ def lossy_settings(url: URL, what: str) -> Iterator[str]:
 
     Yield nothing for SQLite.
 
-    `what` is what the database holds. Yield nothing if the server does not answer, either, which
-    `require_usable` reports.
+    `what` names the content of the database. Also yield nothing if the server does not answer,
+    which `require_usable` reports.
     """
     if url.get_backend_name() == "sqlite":
         return
@@ -122,7 +122,7 @@ def _is_mixed_up(first: Any, second: Any) -> bool:
             connection = (first, second)[number]
             (process,) = connection.execute("SELECT pg_backend_pid()", prepare=False).fetchone()
             processes[number].add(process)
-            # Most poolers are recognized after the first two queries. A further query may find no
+            # Most poolers are recognized after the first two queries. Another query may find no
             # free process in the pooler.
             if len(processes[number]) > 1 or processes[0] & processes[1]:
                 return True

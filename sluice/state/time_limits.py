@@ -45,7 +45,7 @@ def query_deadline(until: float, seconds: float) -> Iterator[None]:
 
 
 def seconds_left() -> float | None:
-    """Return the seconds until the deadline; zero or negative after it, None without it."""
+    """Return the seconds until the deadline: at most zero after it; None if there is none."""
     until: float | None = getattr(_THREAD, "until", None)
     return None if until is None else until - time.monotonic()
 

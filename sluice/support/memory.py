@@ -24,7 +24,7 @@ def release_unused_memory() -> None:
     Otherwise, Arrow and the C library keep it for later use.
     """
     pa.default_memory_pool().release_unused()
-    # `malloc_trim` returns memory that glibc keeps. Other C libraries do not have it, nor need it.
+    # `malloc_trim` returns memory that glibc keeps. Other C libraries neither have it nor need it.
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,7 +1,7 @@
 """A cache for expensive values that many callers request at the same time.
 
-Libraries have either a cache with limits of time and size (cachetools), which does not work with
-coroutines, or a cache for coroutines (async-lru), which can neither limit the total size of the
+No library has all that is needed here. A cache with limits of time and size (cachetools) does not
+work with coroutines. A cache for coroutines (async-lru) can neither limit the total size of the
 values nor decline to keep a certain value.
 """
 

@@ -106,7 +106,7 @@ class PipedRun:
         )
 
     def read_also(self, job: Job) -> None:
-        """Continue with a job that has found further topics, as the next run of a pipeline does."""
+        """Continue with a job that has found more topics, as the next run of a pipeline does."""
         self.job = job
         self.storage = replace(self.storage, job=job)
         self.partitions = dict.fromkeys(job.topics, 1) | dict(self._declared_partitions)

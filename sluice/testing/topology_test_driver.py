@@ -388,8 +388,8 @@ class TopologyTestDriver:
         """Return the headers of a store's rows by key.
 
         The pipeline's `keep_headers` must name the store. The dictionary's keys are those of
-        `store`. In a processor's store, each value of a key has headers of its own, so a dictionary
-        takes the place of the headers.
+        `store`. In a processor's store, each value of a key has its own headers: the result has,
+        for each key, a dictionary from the value's name to its headers.
         """
         self.store(name)
         store = self._run.stores[name]

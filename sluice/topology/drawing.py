@@ -68,8 +68,8 @@ def _successors(pipeline: Drawn, node: nodes.Node) -> list[nodes.Node]:
 def svg(pipeline: Drawn) -> str:
     """Return the topology as an SVG, with sources on the left and each step right of its input.
 
-    The group of each node has the node's number, the numbers of its inputs, its name and its
-    place in the author's file, from which other programs can draw the topology anew.
+    The group of each node has the node's number, the numbers of its inputs, its name and its place
+    in the author's file. From these, other programs can draw the topology anew.
     """
     place = _layout(pipeline)
     width = max(x for x, _ in place.values()) + _BOX + 20
@@ -112,8 +112,8 @@ def _layout(pipeline: Drawn) -> dict[int, tuple[int, int]]:
             tables.append(node)
         else:
             next_row = put(node, 0, next_row)
-    # A table without steps of its own is placed to the left of the joins that look it up. These
-    # joins may follow another table, so the tables with steps are placed before it.
+    # A table that only joins look up is placed to the left of these joins. They may follow
+    # another table, so the tables with steps are placed first.
     tables.sort(key=lambda table: not _successors(pipeline, table))
     for table in tables:
         left_edges: list[int] = []

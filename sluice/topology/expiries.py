@@ -57,7 +57,7 @@ def expiry_of(
 
 
 def require_no_versions(where: str, history_ms: int | None, expiry: Expiry | None) -> None:
-    """Raise TopologyError for a table with versions whose rows expire."""
+    """Raise TopologyError if a versioned table also has an expiry."""
     if history_ms is not None and expiry is not None:
         raise TopologyError(
             f"{where}: the rows of a versioned table cannot expire.",

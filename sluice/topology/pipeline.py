@@ -111,8 +111,9 @@ class Pipeline(Graph):
     closed: no record can change the window's results any more, in any partition. The store must
     aggregate a stream in tumbling or hopping windows.
 
-    What other pipelines read of this one's topics and stores is an interface. A run, a rebuild or a
-    deployment of a change that breaks it is refused, unless `may_break` names these pipelines.
+    The fields that other pipelines read in this pipeline's topics and stores are an interface. A
+    run, a rebuild or a deployment of a change that breaks it is refused, unless `may_break` names
+    these pipelines.
     """
 
     def __init__(
@@ -261,11 +262,11 @@ class Pipeline(Graph):
 
     @property
     def markers(self) -> str:
-        """The name of the topic with the markers, which say which batches' output is written."""
+        """The topic of the markers, which name the batches whose output has been written."""
         return f"{self.name}_markers"
 
     def _repr_svg_(self) -> str | None:
-        """Return the drawing of the topology for notebooks; None before the first source."""
+        """Return the drawing of the topology for notebooks; None if it has no source yet."""
         return drawing.svg(self) if self.nodes else None
 
     def stream(

@@ -68,7 +68,7 @@ class SharedStore:
 
 
 class SharedSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Where tasks read a store of another pipeline: at one published snapshot."""
+    """A published snapshot of another pipeline's store, and where tasks read it."""
 
     id: str
     """The snapshot's id, such as `1.42`."""

@@ -1,4 +1,4 @@
-"""Names the times up to which windows have closed, and lists the windows that have closed since."""
+"""Names the times up to which windows have closed; lists the windows that end between two times."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from sluice.values.calendar_windows import CalendarWindow
 from sluice.values.windows import Bounds, TimeWindow
 
 ANNOUNCED = ":announced"
-"""Among the stream times of a batch, the name of the stream time up to which the windows of an
-announced store are closed."""
+"""The key in a batch's stream times for the time up to which an announced store's windows are
+closed."""
 
 ANNOUNCED_FROM = ":announced_from"
 """The name of the stream time from which on a generation announces the store's windows. This is the

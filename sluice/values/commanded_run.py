@@ -12,7 +12,7 @@ BEGUN, DECLINED = "begun", "declined"
 
 
 class CommandedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What the driver does for the command, which would first have to import modules for it.
+    """The steps that a command leaves to the driver, to save the command's imports.
 
     The driver refuses a paused pipeline, and notes who runs it.
     """

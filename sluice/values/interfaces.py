@@ -1,7 +1,7 @@
 """What pipelines read of each other: the topics and stores of one, with the fields that others use.
 
-`shared_topics` tells pipelines of each other that write one topic. Here, one writes and others
-read: a change of what they read is a breach of the interface between them.
+A change that a reader cannot take is a breach of the interface. (`shared_topics` is about pipelines
+that write the same topic.)
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Interface:
 
 @dataclass(frozen=True)
 class Reader:
-    """A pipeline, and what it reads."""
+    """A pipeline that reads another one, and what it reads of it."""
 
     pipeline: str
     topics: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Reader:
 
 @dataclass(frozen=True)
 class Breach:
-    """A topic or store that no longer has what a reader uses of it."""
+    """A topic or store in which a reader no longer finds what it uses."""
 
     reader: Reader
     what: str
@@ -75,7 +75,7 @@ class Breach:
 def breaches(before: Interface, now: Interface, reader: Reader) -> list[Breach]:
     """List what a change of a pipeline breaks for a reader.
 
-    What did not fit before the change is left out.
+    Leave out problems that existed before the change.
     """
     found: list[Breach] = []
     for topic in sorted(before.topics):
@@ -105,7 +105,7 @@ def breaches(before: Interface, now: Interface, reader: Reader) -> list[Breach]:
 
 
 def breaches_text(pipeline: str, found: Sequence[Breach], owners: Mapping[str, str]) -> str:
-    """Return a sentence for each reader: what of the pipeline it no longer finds, and whose it is.
+    """Return a sentence for each reader: its owner, and what it no longer finds of the pipeline.
 
     `owners`: reader → its owner, as far as known.
     """

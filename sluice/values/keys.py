@@ -61,7 +61,7 @@ def _plain(value: Any) -> str | None:
     """Return the text of a single value; None for bytes, objects and lists."""
     match value:
         case str():
-            # A subclass may have a `__str__` of its own.
+            # A subclass may define `__str__`.
             return str.__str__(value)
         case bool():
             return "true" if value else "false"

@@ -25,14 +25,14 @@ def add_up(first: Any, second: Any) -> Any:
 
 
 def smaller(first: Any, second: Any) -> Any:
-    """Return the smaller of two values, and the first one if they are equal."""
+    """Return the smaller of two values; the first if they are equal."""
     if first is None or (second is not None and second < first):
         return second
     return first
 
 
 def larger(first: Any, second: Any) -> Any:
-    """Return the larger of two values, and the first one if they are equal."""
+    """Return the larger of two values; the first if they are equal."""
     if first is None or (second is not None and second > first):
         return second
     return first

@@ -109,7 +109,7 @@ def _imported(file: Path, text: bytes, name: str) -> ModuleType:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    # Otherwise, tracebacks and fingerprints would use the lines of the earlier text.
+    # Without this call, tracebacks and fingerprints would use the lines of the earlier text.
     linecache.checkcache(str(file))
     try:
         # Python's cache of compiled files would mistake a new text for the old text

@@ -134,7 +134,7 @@ class _Files:
                 self._add_known(name)
 
     def _add_known(self, name: str) -> None:
-        """Add a library's file. Registries need no reference for such a file."""
+        """Add a file of Protobuf's library, to which a registry's schemas need no reference."""
         from google.protobuf import descriptor_pb2
 
         file = descriptor_pb2.FileDescriptorProto()

@@ -1,6 +1,6 @@
 """Finds topics that several pipelines write.
 
-Each pipeline is right on its own, so this is no error.
+Each pipeline alone is valid, so this is not an error.
 """
 
 from __future__ import annotations

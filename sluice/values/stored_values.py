@@ -385,9 +385,9 @@ def _struct(kind: Any, types: Mapping[str, Any], optional: Sequence[str]) -> Any
 
 
 def _refuse_models_in(kind: Any, where: str) -> None:
-    """Raise TopologyError for models in other classes, and for pydantic's dataclasses.
+    """Raise TopologyError if a class that is not a model has a field with models.
 
-    The other classes are Structs, dataclasses and TypedDicts.
+    The class is a Struct, a dataclass or a TypedDict. Also refuse dataclasses of pydantic.
     """
     if dataclasses.is_dataclass(kind) and hasattr(kind, "__pydantic_validator__"):
         raise TopologyError(

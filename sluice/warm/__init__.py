@@ -1,1 +1,1 @@
-"""Warm drivers: one JVM and Spark for the runs of many pipelines, each in a process of its own."""
+"""Warm drivers: one JVM and Spark for the runs of many pipelines, each in a separate process."""

@@ -3,9 +3,9 @@
 It has imported everything that a run needs. It has a single thread, so no fork copies a lock that
 another thread holds. It makes no call that can block: it never calls the JVM, and it reads and
 writes its connections only when they are ready. A run's process has the client's environment,
-folder and output, and is the leader of a session of its own, so that everything that it has started
-can be ended with it. Therefore, what a run does to its process, such as leaking threads or calling
-`os._exit`, affects neither this process nor other runs.
+folder and output, and leads its own session, so that everything that it has started can be ended
+with it. Therefore, what a run does to its process, such as leaking threads or calling `os._exit`,
+affects neither this process nor other runs.
 
 A run ends in one of these ways:
 
@@ -55,11 +55,11 @@ class Limits:
     at_once: int = 4
     """The most runs that are processed at the same time. The others wait."""
     idle_s: float = 1_800.0
-    """A driver ends after so many seconds without a run."""
+    """A driver ends after this many seconds without a run."""
     runs: int = 500
-    """A driver ends after so many runs."""
+    """A driver ends after this many runs."""
     age_s: float = 12 * 3_600.0
-    """After so many seconds, a driver takes no more runs, and ends after the runs that it has
+    """After this many seconds, a driver takes no more runs, and ends after the runs that it has
     taken."""
 
 
@@ -207,7 +207,7 @@ class ForkServer:
             return
         client.is_gone = True
         self._selector.unregister(client.connection)
-        # The end of the process is a further event, which calls `_end`.
+        # The end of the process is a separate event, which calls `_end`.
         kill_session(client.pid)
 
     def _start_waiting(self) -> None:
@@ -300,8 +300,8 @@ class ForkServer:
     def _take_output(self, client: _Client) -> None:
         """Take the client's output, and close everything of the fork server.
 
-        The objects are closed, rather than only their descriptors: otherwise, the end of an object
-        would close a descriptor that belongs to another object by then.
+        The objects are closed, rather than only their descriptors. Otherwise, an object that is
+        deleted later would close its descriptor number, which another object may have got by then.
         """
         stdout, stderr = client.incoming.descriptors
         nothing = os.open(os.devnull, os.O_RDONLY)

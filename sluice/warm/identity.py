@@ -70,7 +70,7 @@ def _dependencies(paths: str) -> Iterator[tuple[str, int]]:
 
     `paths` is the PYTHONPATH of the driver.
     """
-    # Programs may have further folders on their paths, such as Airflow's folder of DAGs.
+    # Only these folders count: programs may have others on their paths, such as Airflow's DAGs.
     folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
     folders += paths.split(os.pathsep)
     for folder in dict.fromkeys(folders):

@@ -1,4 +1,4 @@
-"""What a run's client and a warm driver send each other through a Unix socket.
+"""The messages that a run's client and a warm driver exchange through a Unix socket.
 
 The client sends a request: four bytes with the length of the JSON text, the text, and the
 descriptors of its standard output and standard error. The driver answers with lines of JSON: one

@@ -96,7 +96,8 @@ async def _user_of(token: bytes, session_user: BaseUser | None) -> AirflowUser |
     manager = get_auth_manager()
     try:
         if session_user is not None:
-            # Such a manager needs all cookies to make the user, so check only the token.
+            # The manager has already made the user from all of its cookies, so check only the
+            # token.
             await BaseAuthManager.get_user_from_token(manager, token.decode())
             return AirflowUser(session_user)
         # Keycloak's manager returns None for a browser's token without the other cookies.
@@ -109,7 +110,7 @@ async def _user_of(token: bytes, session_user: BaseUser | None) -> AirflowUser |
 def _session_user(scope: Scope) -> BaseUser | None:
     """Return the user that Airflow's own middleware has made from the browser's cookies, if any.
 
-    Keycloak's manager keeps the credentials with which it asks Keycloak in cookies of their own.
+    Keycloak's manager keeps its credentials for Keycloak in separate cookies.
     """
     state = scope.get("state", {})
     if _TRUSTED is None or state.get("user_authenticated_via") is not _TRUSTED:

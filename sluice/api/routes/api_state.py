@@ -40,7 +40,7 @@ class ApiState:
         key: tuple[object, ...],
         compute: Callable[[], Awaitable[Payload]],
     ) -> Payload:
-        """Return the cached or else the computed payload.
+        """Return the cached payload; compute it if it is not cached.
 
         Payloads that are partial or come from standbys are not cached.
         """

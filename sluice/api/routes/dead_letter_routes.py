@@ -213,7 +213,7 @@ async def redrive(request: Request, query: PipelineQuery, chosen: Redrive) -> Re
 def _contract(contracts: Mapping[str, Mapping[str, str]], topic: str) -> Mapping[str, str] | None:
     """Return the fields of a topic's contract, or of the contract of a pattern that matches it.
 
-    Return None without one.
+    Return None if there is no such contract.
     """
     if topic in contracts:
         return contracts[topic]

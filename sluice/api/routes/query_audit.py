@@ -34,7 +34,7 @@ def note_query(request: Request, user: Principal, pin: Pin) -> None:
 def _kind(path: str, store: str) -> str:
     """Return the kind of a query: `entries`, `key`, or the last part of its route's path.
 
-    Return `route` for a route of the user's own, and an empty text if no store is asked for.
+    Return `route` for a custom route, and an empty text if the request queries no store.
     """
     _, is_of_store, rest = path.partition("/v1/stores")
     if not is_of_store:

@@ -161,7 +161,7 @@ class TopQuery(RangeQuery, frozen=True, kw_only=True):
 
 
 class DiffQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """The parameters of `diff_snapshots`: two snapshots, of one generation or of two."""
+    """The parameters of `diff_snapshots`. The snapshots may be of different generations."""
 
     store: Store
     before: Annotated[

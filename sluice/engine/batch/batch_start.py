@@ -72,12 +72,12 @@ class BatchStart(msgspec.Struct, frozen=True):
 
 
 def _for_readers(start: BatchStart) -> BatchStart:
-    """Return a start without the values that tasks which read records do not use.
+    """Return the part of a batch's start that the tasks that read records use.
 
-    These are the times up to which operators' windows are closed: the stages compute them. Without
+    It lacks the times up to which operators' windows are closed: only the stages use them. Without
     an idle timeout, such a time increases to the stream time of the partition that is furthest
-    behind. A task that reads need not know of the increase, because it knows its partition's own
-    stream time. With an idle timeout, no task reads ahead.
+    behind. A task that reads does not need this time, because it knows its partition's own stream
+    time. With an idle timeout, no task reads ahead.
     """
     times: dict[str, int] = {}
     for name, time in start.read_times.items():

@@ -3,9 +3,9 @@
 - A record that cannot be decoded, or for which a stateless step fails, is a `RejectedRecord`. The
   task that reads it makes its dead letter (`dead_letter_records`), which a side output takes to the
   driver.
-- A row or a timer on which a step after an operator fails, and the change of a store on which a
-  step after the store fails, are rejected rows (`rejections.Rejected`). The driver makes their dead
-  letters (`dead_letters_of_steps`).
+- A failure of a step after an operator or a store makes a rejected row (`rejections.Rejected`),
+  from the operator's row or timer, or from the store's change. The driver makes the dead letters of
+  these rows (`dead_letters_of_steps`).
 - An output record that cannot be encoded, that does not fit its table, or that its topic does not
   accept, goes to `RejectedOutput`.
 
@@ -245,9 +245,10 @@ class RejectedOutput:
 def shorten_dead_letters(dead_letters: pa.Table, limit: int) -> pa.Table:
     """Shorten each dead letter that is larger than the topic's limit.
 
-    Leaves out the headers of Kafka Streams, which only repeat Sluice's headers, and, if the dead
-    letter is still too large, its value, then the record's own headers, and then the key. A header
-    says which parts of the record were left out. Sluice's own headers, which are short, stay.
+    First leaves out the headers of Kafka Streams, which only repeat Sluice's headers. If the dead
+    letter is still too large, leaves out its value, then the record's own headers, and then the
+    key. A header says which parts of the record were left out. Sluice's own headers, which are
+    short, stay.
     """
     sizes = record_sizes(dead_letters) + _LEFT_OUT_BYTES
     if not (sizes > limit).any():

@@ -75,7 +75,7 @@ def with_headers(records: pa.Table, texts: Texts | None) -> pa.Table:
                 names.append(header.key)
                 values.append(header.value)
         ends.append(len(names))
-    # If no record has headers of its own, the records get no column of headers.
+    # If the records have only Sluice's headers, or none, they get no column of headers.
     if not names:
         return records
     columns = [pa.array(names, pa.string()), pa.array(values, pa.binary())]

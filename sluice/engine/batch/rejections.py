@@ -47,7 +47,7 @@ def describe_error(error: BaseException) -> str:
     """
     if isinstance(error, RecordedFailure):
         return str(error)
-    # An author's exception may raise an error of its own when it is turned into text. `error_text`
+    # An author's exception may itself raise an error when it is turned into text. `error_text`
     # returns a text even for such an exception.
     name, text = type(error).__name__, error_text(error)
     if not text:

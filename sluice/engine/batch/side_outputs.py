@@ -225,7 +225,7 @@ class Collected:
 
     @property
     def row_bytes(self) -> int:
-        """The most bytes of rows that all tasks of one kind have held at once."""
+        """The bytes of rows that all tasks of one kind have held, for the kind with the most."""
         by_kind: Counter[str] = Counter()
         for stats in self._stats:
             by_kind.update(stats.row_bytes)

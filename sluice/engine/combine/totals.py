@@ -136,8 +136,9 @@ class _OfGroup:
         self.waiting.append(records)
         self.count += records.num_rows
         # Records are combined before the task has read all of them, so that it never holds the
-        # records of a whole backlog in memory. The next time is when as many records wait as there
-        # are combined rows. So the work for a record does not grow with the number of rows.
+        # records of a whole backlog in memory. They are combined again only when as many records
+        # wait as there are combined rows. So the work for a record does not grow with the number of
+        # rows.
         earlier = 0
         if self.rows is not None:
             earlier = self.rows.num_rows

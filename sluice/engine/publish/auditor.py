@@ -26,7 +26,7 @@ class Auditor:
     run: str
     epoch: int
     newest: Audit | None = None
-    """The audit of the newest published batch; None before the first."""
+    """The audit of the newest published batch; None if no batch has been published."""
 
     def audit(self, plan: PlannedBatch, before: Positions, collected: Collected) -> Audit:
         """Audit a batch whose shards are written.

@@ -144,7 +144,7 @@ def _with_plain_values(table: pa.Table) -> pa.Table:
 def _may_contain_json_text(values: pa.StringArray) -> bool:
     """Return whether the values contain `JSON_TEXT`.
 
-    The result may also be true if two neighboring values contain one part each.
+    The result may also be true if two neighboring values each contain a part of it.
 
     This searches the bytes of all values at once, because searching each value takes several times
     as long.

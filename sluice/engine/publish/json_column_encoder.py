@@ -57,7 +57,7 @@ class JsonColumnEncoder:
     _misses: int = field(default=0, init=False)
     """How many pieces in a row could not be encoded at once."""
     _skipped: int = field(default=0, init=False)
-    """How many pieces in a row were encoded one by one without trying more."""
+    """How many pieces in a row were encoded one by one, without trying to encode them at once."""
     _is_columnar: bool = field(default=True, init=False)
 
     def encode(self, texts: pa.Array, one_by_one: Callable[[int, pa.Array], pa.Array]) -> pa.Array:

@@ -126,14 +126,14 @@ class TransactionalOutput:
 
     @property
     def last(self) -> Batch | None:
-        """The last batch that the writer's generation has written; None before the first."""
+        """The last batch that the writer's generation has written; None if it has written none."""
         if self._marker is None:
             return None
         return self._marker.batch
 
     @property
     def last_batch(self) -> int:
-        """Number of the last written batch; -1 before the first."""
+        """The number of the last written batch; -1 if none has been written."""
         return -1 if self.last is None else self.last.number
 
     @property
@@ -349,8 +349,8 @@ class TransactionalOutput:
         try:
             yield
         except KafkaException as error:
-            # This error does not give the reason why the transaction has failed. A commit raises
-            # the broker's error, which does.
+            # An error of this kind does not say why the transaction has failed. A commit raises the
+            # broker's error, which does.
             if error.args[0].code() == KafkaError._STATE:
                 self._producer.commit_transaction(TIMEOUT_S)
             raise
@@ -369,7 +369,7 @@ class TransactionalOutput:
 
     @property
     def newest_marker(self) -> Marker | None:
-        """The marker of the last batch that was written; None before the first."""
+        """The marker of the last batch that was written; None if none has been written."""
         return self._marker or newest_until(self.markers, self._writer.ref.generation)
 
     def _begin_transaction(self) -> bool:

@@ -27,7 +27,7 @@ class LookupTables:
 
     @classmethod
     def load(cls, job: Job, shard: str, as_of: int | None) -> LookupTables:
-        """Load the tables as of a published batch; empty before the first batch.
+        """Load the tables as of a published batch; they are empty if no batch has been published.
 
         Every worker's shard has the whole tables, so the first worker's shard is enough.
         """

@@ -185,7 +185,7 @@ def read_marker_topic(kafka: Mapping[str, str], writer: Writer) -> MarkerTopic:
                 registrations[registered] = value
                 continue
             generation = writer.generation_of(key)
-            # Without a generation, the marker belongs to another pipeline.
+            # If the key names no generation of the pipeline, the marker is another pipeline's.
             if generation is None:
                 continue
             marker = msgspec.json.decode(value, type=Marker)
@@ -203,7 +203,7 @@ def read_marker_topic(kafka: Mapping[str, str], writer: Writer) -> MarkerTopic:
 
 
 def newest_until(markers: Mapping[int, Marker], generation: int) -> Marker | None:
-    """Return the newest marker of the generation, or of the last one before it with a marker."""
+    """Return the newest marker of this generation or, if it has none, of an earlier one."""
     newest: int | None = None
     for number in markers:
         if number <= generation and (newest is None or number > newest):

@@ -99,7 +99,7 @@ def changed_topics(
     topics: Iterable[str],
     ids: Mapping[str, str],
 ) -> list[str]:
-    """Return the topics to which the marker's batch was written and which were deleted since.
+    """Return the topics to which the marker's batch was written and that have since been deleted.
 
     `ids`: topic → its id now.
     """

@@ -165,7 +165,7 @@ class KafkaTimestamps:
             yield records
             counts[records.partition] += len(records.messages)
             if counts[records.partition] >= count:
-                # Otherwise, the client would fetch the rest of this partition while it waits for
-                # another one.
+                # Leave the partition, because the client would fetch the rest of it while it waits
+                # for another one.
                 self.reader.leave(records.partition)
         self.reader.pause()

@@ -425,7 +425,7 @@ class ValueDecoder:
     def _unproved(
         self, texts: list[bytes | None], decoded: DecodedValues
     ) -> Iterator[tuple[int, bytes]]:
-        """Yield the place and JSON of each value that counting quotation marks cannot clear."""
+        """Yield the place and JSON of each value that may be ambiguous, by its quotation marks."""
         count_quotes = self._count_quotes
         for place, (row, value) in enumerate(zip(decoded.rows, decoded.values, strict=True)):
             text = texts[row]
@@ -546,7 +546,7 @@ class ValueDecoder:
     def _collectors(
         self, kind: type[msgspec.inspect.Type]
     ) -> list[tuple[str, Callable[[Sequence[Any]], list[Any]]]]:
-        """Return each part of the contract of this kind: its path, and what collects its values."""
+        """Return the path of each part of the contract of this kind, and its values' collector."""
         collectors: list[tuple[str, Callable[[Sequence[Any]], list[Any]]]] = []
         for part in contract_parts.parts_of(self.source.value_class):
             if isinstance(part.kind, kind):
@@ -647,7 +647,7 @@ def _unless_null(decode: Callable[[Any], Any], text: Any) -> Any:
 
 
 def _items(column: pa.Array | None) -> Iterable[Any]:
-    """Return a column's items; only nulls, without end, if there is no such column."""
+    """Return a column's items; an endless iterator of nulls if there is no such column."""
     if column is None:
         return repeat(None)
     items: list[Any] = column.to_pylist()

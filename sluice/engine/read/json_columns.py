@@ -282,7 +282,7 @@ def _count_strings(fields: Iterable[inspect.Field], columns: Iterable[pa.Array])
 def _count_in_values(kind: inspect.Type, values: pa.Array) -> int:
     """Return the number of strings in the JSON of values, none of which is null.
 
-    Raises UnsureError as `_count_strings`.
+    Raises UnsureError in the same case as `_count_strings`.
     """
     match kind:
         case inspect.ListType() | inspect.VarTupleType():

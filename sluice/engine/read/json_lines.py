@@ -1,6 +1,6 @@
 """Parses many JSON objects at once with Arrow's JSON reader, and makes the checks that it lacks.
 
-Arrow also accepts texts that are no valid values. Each function here raises UnsureError, or one of
+Arrow also accepts texts that are not valid values. Each function here raises UnsureError, or one of
 Arrow's errors, if any of the values may be invalid; the values are then decoded one by one.
 """
 

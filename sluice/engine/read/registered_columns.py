@@ -58,7 +58,7 @@ class RegisteredColumns:
     _small_pieces: int = field(default=0, init=False)
     """How many small pieces are still to be read."""
     _skipped: int = field(default=0, init=False)
-    """How many pieces in a row were read one by one without trying more."""
+    """How many pieces in a row were read one by one, without trying to read them at once."""
 
     def size_of_piece(self) -> int:
         """Return the number of values to read at once."""
@@ -209,7 +209,7 @@ class RegisteredColumns:
     def _new_reader(self, ref: SchemaRef, message: int) -> AvroColumns | ProtoColumns | None:
         source = self.values.source
         try:
-            # Also ask the reader of single values, which checks the schema as a whole.
+            # Ask the reader of single values, too, because it checks the schema as a whole.
             if isinstance(self.values.reader(ref), RejectedValueError):
                 return None
             schema = self.values.schema(ref)

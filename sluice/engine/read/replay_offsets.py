@@ -108,7 +108,7 @@ def require_records(
     now: Mapping[str, TopicState],
     read: Positions,
 ) -> None:
-    """Raise InputError if the topics have lost records of `sources` up to the positions `read`."""
+    """Raise InputError if `sources` have lost records before the positions `read`."""
     if lost := list(_lost(sources, now, read)):
         raise InputError(
             f"The topics no longer have all records that {old.pipeline} has read: "

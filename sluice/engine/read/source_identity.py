@@ -4,8 +4,8 @@ Spark identifies a topic only by name and offset. If a topic was deleted, create
 grown longer than the old topic, Spark would continue at the old topic's offset and silently skip
 records. It would also skip records if a partition lost its last records and grew again, after an
 unclean election of a leader or after a broker's disk was restored. Therefore the ledger keeps, for
-each partition, the fingerprint of the last record that was read, and a run compares this
-fingerprint with the record that is now at the same offset.
+each partition, the fingerprint of the last record that was read. A run compares this fingerprint
+with the record that is now at the same offset.
 """
 
 from __future__ import annotations

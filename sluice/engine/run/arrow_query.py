@@ -102,7 +102,7 @@ class ArrowQuery:
     ) -> pa.Table:
         """Run all tasks in this process, which writes the shards.
 
-        Return the side outputs, as `StateRows.write`.
+        Return the side outputs, as `StateRows.write` does.
         """
         # Reading tasks belong to no worker, so any number will do.
         reading = RunningTask(start, 0)

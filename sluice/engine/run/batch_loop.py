@@ -56,7 +56,7 @@ class BatchLoop:
     size: BatchSize
     clocks: Clocks
     newest: Snapshot | None
-    """The newest published snapshot; None before the first."""
+    """The newest published snapshot; None if there is none yet."""
     read: int = field(default=0, init=False)
     """Number of records read so far."""
     partitions: Mapping[str, int] = field(init=False)
@@ -65,7 +65,7 @@ class BatchLoop:
 
     def __post_init__(self) -> None:
         self.partitions = self.query.partitions
-        # A rebuild writes no output. Its batches do not count as those of a backlog.
+        # A rebuild writes no output, and does not read ahead.
         writes_output = self.publisher.destinations is not None
         reads_ahead = writes_output and may_read_ahead(self.query.job)
         start_query = partial(BatchQuery, self.query)
@@ -288,7 +288,7 @@ class BatchLoop:
 def positions_after(snapshot: Snapshot | None, firsts: Positions) -> dict[str, dict[str, int]]:
     """Return the offsets at which the batch after a snapshot begins, for all partitions.
 
-    `firsts` are those of the first batch.
+    `firsts` are the offsets at which the first batch begins.
     """
     ends = {} if snapshot is None else snapshot.positions
     # A partition that is new since the last batch begins at its first offset.

@@ -54,7 +54,7 @@ class BatchSize:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether the size of a record's rows matters but is neither measured nor estimated."""
+        """Whether the size of batches depends on the size of rows, which is not known yet."""
         return self.given is None and self._memory_per_record is None
 
     def expect(self, record: DataSize, rows: int) -> None:

@@ -81,7 +81,7 @@ def broken_readers(
     now: GenerationInfo,
     readers: Iterable[Reader] = (),
 ) -> list[Breach]:
-    """List what a change of a pipeline breaks for other pipelines, each thing once."""
+    """List what a change of a pipeline breaks for other pipelines, without repetitions."""
     if before is None:
         return []
     old, new = interface_of(before), interface_of(now)

@@ -81,7 +81,7 @@ def description_now(
 
 
 def _with_types_of(before: GenerationInfo, now: GenerationInfo) -> GenerationInfo:
-    """Complete a description without types with an earlier one's types, as far as both agree."""
+    """Fill in unknown types from an earlier description, as far as the two agree otherwise."""
     earlier = before.stores_by_name
     stores = []
     for store in now.stores:

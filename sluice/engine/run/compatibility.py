@@ -260,7 +260,7 @@ def _changes_of_all(before: GenerationInfo, now: GenerationInfo) -> Iterator[str
     """Yield the changes that concern all stores."""
     if len(before.workers) != len(now.workers):
         yield f"{counted(len(before.workers), 'worker')} became {len(now.workers)}"
-    # The topics that a pattern matches are not compared, because each run may find further ones.
+    # The topics that a pattern matches are not compared, because each run may find new topics.
     topics_before, topics_now = {*declared_topics(before.topics)}, {*declared_topics(now.topics)}
     if gone := sorted(topics_before - topics_now):
         yield f"no longer reads {', '.join(gone)}"

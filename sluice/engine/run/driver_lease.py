@@ -237,7 +237,7 @@ def current_lease(
     patience: Patience = PATIENCE,
     only: int | None = None,
 ) -> Iterator[Lease]:
-    """Yield the lease of the current generation; before the first run, of generation 1.
+    """Yield the lease of the current generation; of generation 1 if the pipeline has never run.
 
     The generation stays current while the lease is held. Raise LeaseError if `only` is not the
     current generation, and Refused if the pipeline has another name now.
@@ -276,8 +276,8 @@ def is_gone(row: LeaseRow) -> bool:
     # Process ids of another machine or container have no meaning here.
     if not (machine and started) or machine != _machine():
         return False
-    # `/proc` may hide processes of other users (its mount option `hidepid`). Of such a process,
-    # only the id can be checked.
+    # `/proc` may hide other users' processes (its mount option `hidepid`). For such a process, only
+    # the id can be checked.
     if _is_visible(row.pid):
         return _start_time(row.pid) != started
     return not _exists(row.pid)
@@ -285,8 +285,8 @@ def is_gone(row: LeaseRow) -> bool:
 
 def _machine() -> str:
     """Return the machine's boot id and process-id namespace; empty if they are unknown."""
-    # Containers of one host share its boot id, but each counts its processes from 1. So the
-    # namespace of the process ids is needed, too.
+    # The containers of a host have the same boot id, but each container numbers its processes from
+    # 1. So the namespace of the process ids is needed, too.
     try:
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot_id}/{Path('/proc/self/ns/pid').readlink()}"
@@ -301,7 +301,7 @@ def _is_visible(pid: int) -> bool:
 def _exists(pid: int) -> bool:
     """Return whether a process with this id exists.
 
-    The id may have been given to another process since.
+    The process may be another one that has got the same id.
     """
     try:
         os.kill(pid, 0)

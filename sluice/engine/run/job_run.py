@@ -556,7 +556,7 @@ class _Setup:
     info: GenerationInfo
     """The generation's description by the present pipeline."""
     registered: GenerationInfo | None
-    """The generation's description that the last run registered; None before the first snapshot."""
+    """The generation's description that the last run registered; None if it has no snapshot."""
     clocks: Clocks
     files: ReplacedFiles
     """The files of the run's clients, with their versions before the clients were made."""

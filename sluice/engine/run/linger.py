@@ -33,7 +33,7 @@ class Linger:
 
     kafka: Mapping[str, str] = field(repr=False)
     topics: Sequence[str]
-    """The topics that the run reads, and the patterns of further topics."""
+    """The topics that the run reads, and the patterns of topics that may be added."""
     partitions: Mapping[str, int]
     """Topic → the number of partitions that the run reads."""
     milliseconds: int
@@ -99,8 +99,8 @@ class Linger:
             return self._read_lag(positions).readable
 
     def _has_new_partitions(self, lag: Lag) -> bool:
-        # This is also true if a topic was deleted. The run then looks for the topics again, and
-        # ends with an error.
+        # The numbers also differ if a topic was deleted. The run then looks for the topics again,
+        # and ends with an error.
         present = dict.fromkeys(self.partitions, 0)
         for topic, ends in lag.ends.items():
             present[topic] = len(ends)

@@ -2,9 +2,9 @@
 
 1. The tasks that read decode the records of streams (`reader`), compute the stateless steps, and
    make rows for the first stage, for stores and for the driver (`ingest`).
-2. After a shuffle by worker, the tasks of each stage run its operators (`Stages.task`), and make
-   rows of the results for the operators of later stages, for stores and for the driver
-   (`ShuffleTargets`, `Stages.last_tasks`).
+2. After a shuffle by worker, the tasks of each stage run its operators (`Stages.task`). They make
+   rows of the results for later operators, for stores and for the driver (`ShuffleTargets`,
+   `Stages.last_tasks`).
 3. After another shuffle, or at the end of the last stage, the tasks write the shards (`write`).
    With global tables, other tasks read their records for the shards (`tables_task`).
 

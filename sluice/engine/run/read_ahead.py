@@ -9,8 +9,8 @@ query of the next batch starts as soon as the tasks of a batch have read its rec
    the tasks have reported (`ReadTimes`), and then publishes its batch.
 3. `_begin_next` starts the query of the next batch in another thread, with the start that follows
    from these times.
-   4. When the batch is published, the driver computes the next batch's start from the ledger. If
-   the tasks have read with another start, `query` closes their query, and starts another one.
+4. When the batch is published, the driver computes the next batch's start from the ledger. If the
+   tasks have read with another start, `query` closes their query, and starts another one.
 
 Nothing of a batch is written before its turn. If the current batch fails, the query of the next
 batch is stopped, and the ledger knows nothing of this batch.

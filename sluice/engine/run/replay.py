@@ -46,8 +46,8 @@ def divided(
     """Yield the ends of the batches that together read the records from `begin` to `target`.
 
     Each batch takes the same share of every partition, and about `most_records()` records, which
-    may change from batch to batch. The last batch is smaller, because no further records can be
-    read while its output is being written.
+    may change from batch to batch. The last batch is smaller, because no batch can be read while
+    its output is being written.
     """
     position: dict[str, dict[str, int]] = {}
     for topic, ends in target.items():

@@ -93,7 +93,7 @@ class JobQuery:
     def close_idle_callbacks(self) -> None:
         """Close the connections of queries that have ended.
 
-        Each query has called this process from a thread of its own.
+        Each query has called this process from a separate thread.
         """
         close_idle_callbacks(self.spark)
 

@@ -61,7 +61,7 @@ def _cores(spark: SparkSession) -> int:
     """
     spark.range(1).collect()
     # A cluster starts executors one after the other, and Spark counts only the cores of running
-    # executors. So wait for further executors.
+    # executors. So wait for more executors.
     if not is_local(spark.sparkContext.master or ""):
         time.sleep(_JOIN_SECONDS)
     return int(spark.sparkContext.defaultParallelism)

@@ -61,7 +61,7 @@ class KnownTypes:
     """Target and side of an edge → the type of the edge's values."""
 
     def with_edges(self, stage: int, kinds: Kinds) -> tuple[Layers, KnownTypes]:
-        """Return the columns of the edges from a stage, and the types including those of the edges.
+        """Return the columns of the edges from a stage, and the types with the edges' types added.
 
         `kinds` gives the types of columns over the columns before the edges.
         """
@@ -97,7 +97,7 @@ class KnownTypes:
         return layers, replace(self, arguments=arguments, values=values)
 
     def with_shared_rows(self) -> KnownTypes:
-        """Return these types and those of the edges that share the rows of other edges."""
+        """Add the types of the edges that share the rows of other edges."""
         values = dict(self.values)
         for operator in self.job.operators:
             for edge in operator.edges:

@@ -21,7 +21,7 @@ def released_rows(
 
     As in the operators, each result has an advancing row: with this row, stream time reaches the
     time at which the result is due. The result gets this row's position, directly before or after
-    the row. It also gets the headers of the row's record, unless `results` has headers of its own.
+    the row. It also gets the headers of the row's record, unless `results` has headers.
     """
     columns: dict[str, Any] = timeline.closings(results.due)
     columns |= {

@@ -51,7 +51,7 @@ class ClockTime:
         self.headers: Mapping[Position, str] = {}
 
     def closing_position(self, due: int) -> Position:
-        """Return the position of a result: before all rows if it is due, or else after them."""
+        """Return the position of a result: before all rows if it is due, otherwise after them."""
         if due <= self.closed_after:
             return BEGIN
         return END

@@ -87,7 +87,7 @@ class ShuffleTarget:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Return the columns that the target needs in addition to those of the results' rows."""
+        """Return the columns that the target needs besides the columns of the results' rows."""
         own = [self.passed, self.key, self.value]
         if self.foreign is not None:
             own.append(self.foreign)
@@ -167,7 +167,7 @@ class RowsForTargets:
 
 
 def targets_of(job: Job, number: int) -> tuple[tuple[ShuffleTarget, ...], tuple[Column, ...]]:
-    """Return a stage's targets, and the columns that they need besides those of the edges."""
+    """Return a stage's targets, and the columns that they need besides the edges' columns."""
     targets: list[ShuffleTarget] = []
     columns: list[Column] = []
     for edge in job.edges_from(number):
@@ -194,7 +194,7 @@ class ShuffleTargets(RowsForTargets):
 
     @classmethod
     def of(cls, number: int, known: KnownTypes) -> tuple[Self, KnownTypes]:
-        """Return the targets after a stage, and the types including those of the edges to them.
+        """Return the targets after a stage, and the known types with those of its edges.
 
         `known` has the types of the stage's results. Raises NeedsSparkError if Spark must compute
         the rows for the targets.

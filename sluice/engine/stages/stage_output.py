@@ -470,7 +470,7 @@ class StageOutput:
         if not len(results.rows):
             return None
         chosen = np.arange(len(results.rows))
-        # Only if results have the keys of their rows, a key's last result is that of its last row.
+        # If results have their rows' keys, the last result of a key is the result of its last row.
         if operator.number in self.only_stored and results.keys is None and results.windows is None:
             chosen = np.flatnonzero(np.diff(keyed.key_numbers[results.rows], append=-1))
         batch = rows(len(chosen), _result_columns(operator, results, rows_of, chosen))
@@ -620,10 +620,7 @@ def _result_columns(
 
 
 def _numbers_within(causes: Indices) -> Indices:
-    """Return the number of each result among the results with the same cause.
-
-    Such results follow each other.
-    """
+    """Return the number of each result among its cause's results, which follow each other."""
     indices = np.arange(len(causes))
     is_first = np.diff(causes, prepend=-1) != 0
     return indices - np.maximum.accumulate(np.where(is_first, indices, 0))

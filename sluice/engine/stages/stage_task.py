@@ -125,8 +125,8 @@ class Stage(TaskOfBatch):
         counts: dict[str, int] = {}
         for operator in self.operators:
             name = results_name(operator.plan)
-            # A listener may read the operator's states in place of its results, and of results that
-            # go only to the operator's store, some are left out.
+            # Not all results are made if a listener reads the operator's states instead, or if the
+            # results go only to the operator's store.
             is_partial = operator.has_listeners or operator.number in self.only_stored
             if name is not None and not is_partial:
                 counts[name] = output.results[operator.number]
@@ -315,7 +315,7 @@ class StageRun:
             rows = OperatorRows.of(by_target.pop(number), run.timeline_of_rows)
             # The received copies of the rows have been freed, so release their memory.
             release_memory_after_rows(len(rows))
-            # Such a table only stores each key's last value, so process only the last rows.
+            # A table whose results go only to its store needs only each key's last row.
             if number in self.output.only_stored and run.spec.has_states_in_store:
                 rows = rows.last_of_keys()
             listeners = self.listeners.get(number, [])

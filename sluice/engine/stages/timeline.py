@@ -66,7 +66,7 @@ class _PartitionClocks:
     left: _Clock
     right: _Clock
     of_sides: Mapping[int, _Clock] = field(default_factory=dict)
-    """The clocks of the sides that have a clock of their own (`PlannedOperator.timed_sides`)."""
+    """The clocks of the sides that have separate clocks (`PlannedOperator.timed_sides`)."""
 
 
 def _earliest(times: Iterable[int]) -> int:
@@ -243,7 +243,7 @@ class Timeline:
     def passed_by_all_sides(self) -> int:
         """The stream time that all sides have reached in all partitions that are not idle.
 
-        If the operator's sides have no stream times of their own, this is the closed time.
+        If the operator's sides have no separate stream times, this is the closed time.
         """
         if not self._operator.timed_sides or self._operator.joins_versions:
             return self.closed_after

@@ -61,7 +61,7 @@ def with_columns(
         return _with_errors(with_structs, fallibles, parts)
     except PySparkException:
         # In rare cases, sqlglot has written a part in a way that Spark cannot resolve. If this part
-        # fails, its failure gets no text of its own.
+        # fails, the error does not name the part.
         resolved = [*map(partial(_resolved_parts, with_structs), parts)]
     try:
         return _with_errors(with_structs, fallibles, resolved)

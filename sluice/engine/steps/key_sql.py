@@ -157,7 +157,7 @@ def _object(sql: str, kind: spark.StructType, depth: int, marked: bool) -> str:
 
 
 def _list(sql: str, kind: spark.ArrayType, depth: int, marked: bool) -> str:
-    # Nested lambdas need names of their own.
+    # The parameters of nested lambdas need different names.
     element = f"e{depth}"
     item = _json(element, kind.elementType, depth + 1, marked=marked)
     items = f"transform({sql}, {element} -> {item})"

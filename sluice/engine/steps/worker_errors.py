@@ -70,7 +70,7 @@ def worker_error(job: Job, message: str) -> SluiceError | None:
 
 
 def _place(message: str, files: set[str]) -> str | None:
-    """Return the innermost line of a crash that Python reported, preferably one of these files'."""
+    """Return the innermost line of a crash that Python reported, preferably in these files."""
     crash = _TRACEBACK.search(message)
     if crash is None:
         return None

@@ -39,9 +39,9 @@ Source = tuple[GenerationInfo, WorkerInfo, int, Shard]
 def back_up(ledger: Ledger, folder: Path, progress: Progress = lambda _: None) -> Manifest:
     """Write a backup into a new or empty folder.
 
-    Raise SettingsError if the folder has files, DamagedState if published state is damaged, and
-    StateError if there is no snapshot, or if batches are published so often that the backup cannot
-    begin between two batches.
+    Raise SettingsError if the folder has files, and DamagedState if published state is damaged.
+    Raise StateError if there is no snapshot, or if the backup cannot begin between two batches,
+    because batches are published too often.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SettingsError(f"{folder} exists and is not empty.", next_step="Choose a new folder.")

@@ -157,7 +157,7 @@ class TableJoin(Operator[TablePair]):
         sides = left, right
         had_result = self._has_result(left.had_value, right.had_value)
         has_result = self._has_result(left.has_value, right.has_value)
-        # The cases in which a row sends nothing are those of `process`.
+        # A row sends nothing in the same cases as in `process`.
         sends_tombstone = np.where(rows.sides == RIGHT, left.has_value, right.has_value)
         if self.how == "left":
             sends_tombstone &= rows.sides == LEFT
@@ -208,11 +208,11 @@ class TableJoin(Operator[TablePair]):
         return TablePair(state.left, state.left_time, *ahead)
 
     def _sends_tombstone(self, state: TablePair, side: int, replaced: str | None) -> bool:
-        """Return whether a change of this side without a result before or after sends a tombstone.
+        """Return whether a change of this side sends a tombstone.
 
-        As in Kafka Streams, the join sends it if the other side has a value, except for the right
-        side of a left join. If this side alone can have a result, it is enough that the change has
-        `replaced` a value.
+        The change has no result, neither before nor after it. As in Kafka Streams, the join sends a
+        tombstone if the other side has a value, except for the right side of a left join. If this
+        side alone can have a result, it is enough that the change has `replaced` a value.
         """
         other = state.left if side == RIGHT else state.right
         if self.how == "inner":
@@ -281,10 +281,9 @@ class _SideOfRows:
         return list(zip(keys.tolist(), values, self._times[last].tolist(), strict=True))
 
     def _places(self, indices: Indices) -> Indices:
-        """Return places in an array that has the values of all rows, then those of all states.
+        """Return places in an array of the values of all rows, followed by those of all states.
 
-        A row's index is its place. For the index -1, the place is that of the state of the row's
-        key.
+        The place of a row is its index. The index -1 means the state of the row's key.
         """
         return np.where(indices >= 0, indices, len(self._rows) + self._rows.key_numbers)
 
@@ -339,7 +338,7 @@ class StreamTableJoin(Operator[TableValue]):
             out.count("null_value" if row.key is not None else "null_key")
         elif state.value is not None or self.how == "left":
             key = row.foreign if self.mapped else row.key
-            # The looked-up key has no window, but the record's own key may have one.
+            # The looked-up key has no window, but the record's own key may have a window.
             if self.mapped_key is None:
                 more = ""
             else:

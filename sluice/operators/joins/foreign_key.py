@@ -20,8 +20,8 @@ class ForeignKeyJoin(Operator[Referred]):
 
     The engine sends the rows to this join by foreign key: `Row.key` is the foreign key, and
     `Row.foreign` is the left row's own key. If a left row's foreign key changes, its old value
-    therefore goes to the state of the old foreign key, and its new value to the state of the new
-    foreign key, in any order. Neither state has both values. Therefore the engine
+    therefore goes to the state of the old foreign key. Its new value goes to the state of the new
+    foreign key, before or after that. Neither state has both values. Therefore the engine
     (`engine/stages/foreign_key_moves.py`) gives some rows of the left table the side MOVED instead
     of LEFT:
 

@@ -1,8 +1,8 @@
 """Finds all results of a foreign-key join at once, for the rows of many foreign keys.
 
-A left row *stays* at a foreign key from the row that makes it refer to this key, or from the start
-of the batch, until the row that replaces or removes it. A change of the right row is joined with
-all left rows that stay at the key at that moment.
+A left row *stays* at a foreign key until a row replaces or removes it. Its stay begins with the row
+that makes it refer to this key, or with the batch. A change of the right row is joined with all
+left rows that stay at the key at that moment.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ def _results_of_right(
     *,
     is_left_join: bool,
 ) -> Results:
-    """Return the results of right rows' changes: one for each left row that stays at the key."""
+    """Return a result for each change of a right row and each left row that stays at its key."""
     left, right = pa.array(stays), pa.array(right_rows)
     joined = joined_texts(changes.values.take(left), rows.columns["value"].take(right))
     values = pc.if_else(pa.array(rows.has_value[right_rows] | is_left_join), joined, None)

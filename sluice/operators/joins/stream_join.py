@@ -70,10 +70,10 @@ class UnmatchedSearch(msgspec.Struct, array_like=True):
         self.looked = stream_time
 
     def _next_look(self) -> int:
-        """Return the new `since`, if both sides still have waiting records.
+        """Return the new `since`. Both sides still have waiting records.
 
-        As in Kafka Streams, whose search stops there, it is the time of the first record after the
-        earliest record of each side. Of records with the same time, those of the right side come
+        A search in Kafka Streams stops at the first record after the earliest record of each side,
+        so this is the record's time. Of records with the same time, those of the right side come
         first.
         """
         left, right = self.waiting
@@ -228,7 +228,7 @@ class StreamJoin(Operator[Sides]):
     def _has_due_records(self, states: KeyStates[Sides], closed_before: int) -> Mask:
         """Return a mask of the keys with a record that was due before the batch's first record.
 
-        Such a record's result has no causing advance of stream time in the batch.
+        No advance of stream time in the batch causes the result of such a record.
         """
         has_due = np.zeros(len(states), np.bool_)
         for number, state in states.existing():

@@ -115,7 +115,7 @@ def join_columns(
 
     Changes no state.
     """
-    # A key may have rows of several partitions, each with a stream time of its own. If stream time
+    # A key may have rows of several partitions, each with its own stream time. If stream time
     # is earlier in a row than in the preceding row, more records have expired than the later row's
     # times show. The columns cannot express this.
     for name in ("left", "right"):

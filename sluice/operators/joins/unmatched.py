@@ -104,8 +104,8 @@ def join_outer(
     """Return the results of a left or outer join. Changes no state.
 
     Returns None if the rows have to be processed one by one. All keys must be `keys_in_order`.
-    `advances_until`: for stream times, the number of advances up to the one with which all
-    partitions have reached each of the times; NEVER if they do not reach it in this batch.
+    `advances_until` returns, for each of these stream times, the number of advances until all
+    partitions have reached it; NEVER if they do not reach it in this batch.
     """
     records = JoinRecords.of(states, rows)
     matches = MatchingPairs.of(lateness, records, rows)
@@ -163,16 +163,16 @@ class _Departures:
         )
 
     def before(self, records: Indices, rows: Indices) -> Mask:
-        """Return a mask of the records that are sent unmatched before these later rows match.
+        """Return a mask of the records that are sent unmatched before these later rows arrive.
 
-        A row matches a record when it is processed.
+        A later row can match a record only if the record has not been sent before.
         """
         is_released = self.released[records] <= self.advances[rows]
         is_before: Mask = self.is_past[records] | (self.sender[records] <= rows) | is_released
         return is_before & self.is_outer[records]
 
     def without_departed(self, matches: MatchingPairs) -> MatchingPairs:
-        """Return the matches, without those of records that were already sent unmatched."""
+        """Return the matches, without matches of records that were already sent unmatched."""
         is_late = self.before(matches.other, matches.cause)
         if not is_late.any():
             return matches

@@ -29,7 +29,7 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     """Such as `pause`, `replay` or `re-drive`."""
     detail: str
     run: str
-    """The id of the run in Airflow that the action has started; empty without one."""
+    """The id of the run in Airflow that the action has started; empty if it has started none."""
 
 
 class Activities(LedgerPart):

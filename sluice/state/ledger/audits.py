@@ -168,7 +168,7 @@ class Audits(LedgerPart):
         return self._audits(statement)
 
     def newest(self, ref: GenerationRef) -> Audit | None:
-        """Return the audit of the newest snapshot; None before the first."""
+        """Return the audit of the newest snapshot; None if there is no snapshot yet."""
         newest = self.recent(ref, limit=1)
         return newest[0] if newest else None
 

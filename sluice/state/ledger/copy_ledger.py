@@ -21,8 +21,8 @@ def copy_ledger(
 
     `locations` are the new addresses of the workers' shards. If they are given, the target must
     have no pipelines. If another command has added a pipeline, raises Refused and changes nothing.
-    If addresses are given but a worker has none, such as a worker of a generation that is being
-    built, the target does not get this worker, because its shard belongs to the source.
+    If addresses are given, the target does not get workers without one, because their shards belong
+    to the source. An example is a worker of a generation that is being built.
     """
     with (
         database_errors("Copying the ledger", seconds=None),

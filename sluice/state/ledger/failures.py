@@ -8,7 +8,7 @@
 | input | brokers or topics are away, so the pipeline waits | the DAG's trigger | they are back |
 | slot | Airflow does not start a run | the DAG's trigger | a driver has started |
 | lease | a driver waits for another driver | the waiting driver | it has the lease, or gives up |
-| registry | a run found the schema registry away | the driver | a run has read all records |
+| registry | the schema registry did not answer a run | the driver | a run has read all records |
 | held | a transaction holds back records | the DAG's trigger | the transaction has ended |
 | rejections | a batch has many rejected records | the driver | a batch has few of them |
 | expectations | a batch breaks an expectation | the driver | a batch keeps all of them |
@@ -18,13 +18,13 @@
 | growth | the state has grown for a week | the DAG for retention | it stops growing |
 | retention | old state cannot be deleted | the DAG for retention | it has deleted it |
 | budget | the runs of today cost more than the budget | the driver | the day ends |
-| schemas | registry and pipeline do not fit | `sluice check` | a later comparison is right |
+| schemas | registry and pipeline do not match | `sluice check` | a later check finds a match |
 
 Airflow's API server adds to the failures `run`, `slot` and `overdue` what only Airflow's database
 knows about them: see `api.airflow_causes`.
 
-A failure of the `OBSERVED_KINDS`, which hosts check again and again, no longer counts once no host
-has recorded it for `UNSEEN_SECONDS`, for example because the host is gone for good.
+Hosts look for failures of the `OBSERVED_KINDS` again and again. Such a failure no longer counts if
+no host has recorded it for `UNSEEN_SECONDS`, for example because the host is gone for good.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _LENGTH = 1_000
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """A failure of a pipeline: what is wrong, since when, and what to do."""
+    """A failure of a pipeline: what is wrong, since when, and the next step."""
 
     pipeline: str
     kind: FailureKind = "run"

@@ -27,7 +27,7 @@ Outcome = Literal["succeeded", "failed"]
 
 
 class FinishedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that has ended. An attempt of a run in Airflow is a run of its own."""
+    """A run that has ended. Each attempt of a run in Airflow counts as a separate run."""
 
     pipeline: str
     began_at: datetime
@@ -39,7 +39,7 @@ class FinishedRun(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     """The version of Sluice."""
     topology: str = ""
-    """A hash of the definitions that compute the state; empty before the first batch. See
+    """A hash of the definitions that compute the state; empty if no batch was run. See
     `topology_hash`."""
     cpu_seconds: float | None = None
     """The CPU time of all processes on the driver's host; None if the driver was killed."""

@@ -223,7 +223,7 @@ class Generations(LedgerPart):
                 connection.execute(shown.values(stream_times=as_json(dict(stream_times))))
 
     def current_number(self, pipeline: str) -> int | None:
-        """Return the number of a pipeline's current generation, None before its first run."""
+        """Return the number of a pipeline's current generation; None if it has never run."""
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             return _current_number(connection, pipeline)
 

@@ -1,8 +1,8 @@
 """The history of a generation's batches. A rebuild repeats the batches to get the same results.
 
-Batch boundaries, the time at which each batch began and the number of partitions at that time
-determine which records are rejected as too far in the future, which partitions count as idle, and
-how the records of several topics are interleaved. The rows are small; retention does not remove
+The results depend on where batches end, when they begin, and how many partitions there are then.
+These determine which records are rejected as too far in the future, which partitions count as idle,
+and how the records of several topics are interleaved. The rows are small; retention does not remove
 them with the snapshots.
 """
 
@@ -36,7 +36,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """Whether processing time affected a record: it was rejected as too far in the future, or had
     no timestamp."""
     boundaries_lost: bool = False
-    """Whether the batch also stands for earlier batches, whose ends were lost with a ledger."""
+    """Whether the batch also has the records of earlier batches, whose ends were lost with a
+    ledger."""
 
 
 class History(LedgerPart):

@@ -87,7 +87,7 @@ class Ledger:
 
     @property
     def has_clock(self) -> bool:
-        """Return whether the database has a clock of its own. A SQLite file has none."""
+        """Return whether the database has its own clock. A SQLite file has none."""
         return self.engine.dialect.name != "sqlite"
 
     def require_usable(self) -> None:

@@ -236,7 +236,7 @@ def epochs_of(connection: Connection, pipeline: str) -> dict[int, int]:
 
 
 def _epoch(connection: Connection, placement: Placement, *, lock: bool = False) -> int:
-    """Return the epoch of the newest change of a worker's placement; 0 before the first."""
+    """Return the epoch of the newest change of a worker's placement; 0 if it has never changed."""
     statement = select(PLACES.c.epoch).where(*_same_worker(PLACES, placement))
     if lock:
         statement = statement.with_for_update()

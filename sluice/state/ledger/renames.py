@@ -130,7 +130,7 @@ class Renames(LedgerPart):
     def begin(self, lease: LeaseRow, name: str) -> None:
         """Note that a pipeline is about to be renamed. Do nothing if that is noted already.
 
-        Raise Refused if the name is that of another pipeline, also of one that was renamed.
+        Raise Refused if another pipeline has this name, or had it before it was renamed.
         """
         old = lease.ref.pipeline
         with database_errors("Renaming the pipeline"), transaction(self._engine) as connection:
@@ -142,7 +142,7 @@ class Renames(LedgerPart):
             for row in connection.execute(taken).mappings():
                 if (row["former"], row["name"], row["phase"]) == (old, name, "begun"):
                     return
-                # A pipeline may get a former name of its own again.
+                # A pipeline may get one of its former names again.
                 if row["former"] == name and row["pipeline"] == old and row["phase"] == "done":
                     continue
                 if row["former"] == old and row["phase"] == "done":
@@ -220,9 +220,9 @@ class Renames(LedgerPart):
     ) -> None:
         """Rename stores and steps of a pipeline's current generation, in one transaction.
 
-        `info` is the generation as it is registered afterwards. `names` maps kind and former name
-        to the name now, and `rename_key` returns a key of counts or stream times with the new
-        names. Raise LeaseError, and change nothing, if the lease is no longer held.
+        `info` is the generation as it is registered afterwards. `names`: kind and former name → new
+        name. `rename_key` returns a key of counts or stream times with the new names. Raise
+        LeaseError, and change nothing, if the lease is no longer held.
         """
         ref = lease.ref
         with (

@@ -150,7 +150,7 @@ class Snapshots(LedgerPart):
         return {}
 
     def latest(self, pipeline: str) -> Snapshot | None:
-        """Return the newest snapshot, or None before the first."""
+        """Return the newest snapshot; None if there is none yet."""
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             row = connection.execute(_LATEST, {"of_pipeline": pipeline}).mappings().first()
         return None if row is None else _snapshot(row)
@@ -292,7 +292,7 @@ class Snapshots(LedgerPart):
         )
 
     def newest(self, ref: GenerationRef) -> Snapshot | None:
-        """Return the newest snapshot of a generation, current or not; None before its first."""
+        """Return the newest snapshot of a generation, current or not; None if it has none."""
         of_generation = select(SNAPSHOTS).where(of_ref(SNAPSHOTS, ref))
         return self._first(of_generation.order_by(SNAPSHOTS.c.batch.desc()))
 
@@ -356,7 +356,7 @@ def _end_of_current(end: Callable[[Any], Any]) -> ScalarSelect[Any]:
 
 
 def last_batch(connection: Connection, ref: GenerationRef) -> int | None:
-    """Return the newest published batch of a generation; None before its first."""
+    """Return the newest published batch of a generation; None if it has none."""
     return connection.execute(
         select(func.max(SNAPSHOTS.c.batch)).where(of_ref(SNAPSHOTS, ref))
     ).scalar()

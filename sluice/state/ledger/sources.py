@@ -27,7 +27,7 @@ class SourcePartition(msgspec.Struct, frozen=True, kw_only=True):
     first: int
     """The offset at which the generation began to read."""
     last: int = -1
-    """The offset of the last record that the pipeline has read; -1 before the first."""
+    """The offset of the last record that the pipeline has read; -1 if it has read none."""
     fingerprint: str = ""
     """The fingerprint of the record at offset `last`."""
     leader_epoch: int = -1

@@ -148,8 +148,9 @@ class Standbys(LedgerPart):
         placement.
 
         End the quarantine of the worker's shard, or begin one for the reason `quarantined`.
-        Raise LeaseError and change nothing if the generation's lease is no longer held in this
-        epoch, and Refused if the standby or the worker's placement has changed since it was read.
+        Raise an error, and change nothing: LeaseError if the generation's lease is no longer held
+        in this epoch; Refused if the standby or the worker's placement has changed since it was
+        read.
         """
         with database_errors("Promoting the standby"), transaction(self._engine) as connection:
             require_epoch(connection, ref, epoch)

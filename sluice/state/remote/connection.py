@@ -54,7 +54,7 @@ def client_options(
 ) -> dict[str, Any]:
     """Return the arguments for httpx clients that call state servers.
 
-    Raise SettingsError without a token.
+    Raise SettingsError if there is no token.
     """
     tls = tls_context() if verify_certificate else False
     return {

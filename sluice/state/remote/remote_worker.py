@@ -60,8 +60,7 @@ class RemoteWorker:
     async def _value(self, query: Value) -> msgspec.Raw | None:
         """Return the value of one key, fetched in one call together with other waiting keys."""
         store = query.group_id, query.store_column, query.as_of
-        # Each caller has a future of its own, because a caller that is cancelled cancels its
-        # future.
+        # Each caller has its own future, because a caller that is cancelled cancels its future.
         future: asyncio.Future[msgspec.Raw | None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(store, {}).setdefault(query.key, []).append(future)
         if len(self._calls) < _CALLS_AT_ONCE:

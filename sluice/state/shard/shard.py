@@ -77,7 +77,7 @@ class Journal(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def newest(self) -> int:
-        """The newest batch; 0 before the first."""
+        """The newest batch; 0 if there is none."""
         return max((entry.batch for entry in self.batches), default=0)
 
     @property

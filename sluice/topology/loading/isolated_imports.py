@@ -105,8 +105,8 @@ class _Child:
         self.pid = os.fork()
         self.ends_at = time.monotonic() + self.seconds + _GRACE_SECONDS
         if self.pid == 0:
-            # The child gets a process group of its own, so that processes started by the file are
-            # killed with it.
+            # The child gets its own process group, so that processes started by the file are killed
+            # with it.
             os.setpgid(0, 0)
             os.close(self.pipe)
             # The file's own output must not mix with the outcomes, which the helper process prints.

@@ -43,9 +43,9 @@ def options_of(folder: Path, pipeline: str, known: str = "") -> RunOptions:
 
 
 def owner_of(folder: Path, pipeline: str, known: str = "") -> str:
-    """Return the owner of a pipeline, whose file in the newest run was `known`, if it is known.
+    """Return the owner of a pipeline. `known` is the path of its file in the newest run, or empty.
 
-    The file may be in another folder: a changed pipeline is deployed from a folder of its own.
+    The file may be in another folder: a changed pipeline is deployed from a separate folder.
     """
     with suppress(SettingsError):
         if known:
@@ -75,7 +75,7 @@ def libraries_of_name(folder: Path, pipeline: str, home: Path) -> Libraries | No
 def _is_mentioned(option: bytes, folder: Path) -> bool:
     """Return whether any `sluice.toml` mentions an option.
 
-    If none does, a run need not read the files of all pipelines to find its own.
+    If none does, a run does not have to search all files for its pipeline's file.
     """
     for place in pipeline_folders(folder):
         file = place / FILE
@@ -115,7 +115,7 @@ class KafkaConnections:
         self._names: dict[str, str] = {}
 
     def of(self, pipeline: str) -> str:
-        """Return the name of a pipeline's connection; empty if it is that of all pipelines."""
+        """Return the name of a pipeline's connection; empty for the connection of all pipelines."""
         now = self._clock()
         if now - self._listed_at > _LISTED_SECONDS:
             self._listed_at = now
@@ -125,7 +125,7 @@ class KafkaConnections:
 
 
 def _connections(folder: Path) -> dict[str, str]:
-    """Return pipeline → its connection, for the pipelines that have one of their own."""
+    """Return pipeline → its connection, for the pipelines whose options name one."""
     connections: dict[str, str] = {}
     for pipeline, file in named_files(folder):
         with suppress(SettingsError):

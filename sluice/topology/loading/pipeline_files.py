@@ -38,7 +38,7 @@ def _may_define_pipeline(file: Path) -> bool:
 
 
 def named_files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the names of pipelines that the texts of a folder's files have, with the files.
+    """Yield the names of pipelines in the texts of a folder's files, each with its file.
 
     No file is imported. A file that computes its pipeline's name is left out.
     """

@@ -1,7 +1,7 @@
 """How Airflow runs pipelines, from the files `sluice.toml`.
 
-The platform's file is in the folder of the pipelines. A folder in it that has a `sluice.toml` of
-its own is a team's folder: its files are pipelines, too, and its `sluice.toml` says how they run.
+The platform's file is in the folder of the pipelines. A subfolder with another `sluice.toml` is a
+team's folder: its files are pipelines, too, and this `sluice.toml` says how they run.
 
 ```toml
 [defaults]                  # of the pipelines in this folder
@@ -117,7 +117,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Return the pipeline's own libraries in a home (SLUICE_HOME); None if it has none."""
         if not self.requirements:
             return None
-        # Few pipelines have libraries of their own, and this import takes 20 ms.
+        # Few pipelines have their own libraries, and this import takes 20 ms.
         from sluice.provision.libraries import Libraries
 
         return Libraries(Path(self.requirements), home)
@@ -182,7 +182,7 @@ class _Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     kafka_connections: tuple[Name, ...] | None = None
     shards_connections: tuple[Name, ...] | None = None
     requirements: tuple[Name, ...] | None = None
-    """The pipelines that may have libraries of their own; None for all."""
+    """The pipelines that may have their own libraries; None if all may."""
     may_exceed: tuple[Name, ...] = ()
     """The pipelines to which the limits do not apply."""
 
@@ -193,8 +193,8 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     defaults: RunOptions = RunOptions()
     pipelines: dict[str, RunOptions] = {}  # msgspec copies the default
     budget: Budget | None = None
-    """What the runs of all pipelines of the folder may cost together; in the platform's file, those
-    of all teams."""
+    """What the runs of all pipelines of the folder may cost together; in the platform's file, the
+    runs of all teams."""
     limits: _Limits | None = None
 
     def options(self, pipeline: str) -> RunOptions:

@@ -43,7 +43,8 @@ class Join(Node):
     grace_ms: int | None = None
     """How long a stream's record waits for late rows of a versioned table."""
     mapped_key: str | None = None
-    """The name of a third field of the result, with the key that was looked up; None without it."""
+    """The name of the result's third field, with the key that was looked up; None if it has
+    none."""
 
     is_stateful = True
 

@@ -69,8 +69,8 @@ class Input:
     counts_every_record: bool = False
     """Whether every record that a task reads advances stream time."""
     is_from_another_task: bool | None = None
-    """Whether, in Kafka Streams, the rows come from another task than the node's results; None if
-    they do exactly if they are repartitioned."""
+    """Whether, in Kafka Streams, another task makes the rows than the node's results. None: another
+    task if the rows are repartitioned, otherwise the same."""
     reads_store: bool = False
     """Whether the operator reads the rows from the store of a table."""
 
@@ -232,7 +232,7 @@ class Node:
 
     @property
     def follows_filter(self) -> bool:
-        """Whether the node filters its records or rows, or maps those of such a filter."""
+        """Whether the node filters its records or rows, or maps the results of such a filter."""
         return False
 
     # -- The operator

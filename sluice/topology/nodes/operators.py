@@ -286,7 +286,7 @@ class Process(ChildNode):
 
     @override
     def _result_shape(self) -> Shape:
-        # Each output has a shape of its own: see `Branch`.
+        # Each output has its own shape: see `Branch`.
         return Shape.single()
 
     @property
@@ -338,8 +338,8 @@ class Branch(ChildNode):
 def _recorded_as(answers: str, policy: CallPolicy) -> str:
     """Return the name under which a step's answers are recorded; empty if they are not recorded.
 
-    With another name, the step gets new answers. So the name belongs to the step's definition: if
-    it changes, the state must be computed again.
+    If the name changes, the step gets new answers, and the state must be computed again. So the
+    name is a part of the step's definition.
     """
     if policy.keep_ms is None:
         return ""
