@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from msgspec import Struct
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from sluice import Context, Pipeline, Record, session, within
@@ -20,6 +22,7 @@ from sluice.engine.run.streaming_query import JobQuery
 from sluice.errors import TopologyError
 from sluice.plan import plan
 from sluice.settings import Settings
+from sluice.sql.argument_counts import COUNTS
 from sluice.sql.function_names import REGISTERED
 from sluice.state.ledger.ledger import Ledger
 from sluice.topology.streams import Stream
@@ -288,6 +291,35 @@ def test_all_functions_of_spark_are_known(spark: SparkSession) -> None:
         row[0] for row in spark.sql("SHOW SYSTEM FUNCTIONS").collect() if row[0].isidentifier()
     }
     assert names == REGISTERED
+
+
+@pytest.mark.heavy
+def test_the_numbers_of_arguments_are_those_of_spark(spark: SparkSession) -> None:
+    jvm: Any = spark._jvm
+    catalyst = jvm.org.apache.spark.sql.catalyst
+    functions = catalyst.analysis.FunctionRegistry.expressions()
+    literals = getattr(getattr(catalyst.expressions, "Literal$"), "MODULE$")
+    null = literals.apply(None)
+
+    def accepts(name: str, number: int) -> bool:
+        arguments = jvm.java.util.ArrayList([null] * number)
+        as_sequence = jvm.scala.jdk.javaapi.CollectionConverters.asScala(arguments).toSeq()
+        try:
+            expression = functions.apply(name)._2().apply(as_sequence)
+            expression.checkInputDataTypes()
+        except (PySparkException, Py4JJavaError) as error:
+            mistakes = ("WRONG_NUM_ARGS", "REQUIRED_PARAMETER_NOT_FOUND")
+            return not any(mistake in str(error) for mistake in mistakes)
+        return True
+
+    # Spark's parser reads these itself, with a unit of time as the first of three arguments.
+    own_syntax = {"timestampadd", "timestampdiff", "dateadd", "date_add", "datediff", "date_diff"}
+    wrong: list[str] = []
+    for name, counts in sorted(COUNTS.items()):
+        for number in range(9):
+            if name not in own_syntax and counts.include(number) != accepts(name, number):
+                wrong.append(f"{name}: {number}")
+    assert wrong == []
 
 
 class Nothing:

@@ -202,7 +202,9 @@ def test_a_database_that_takes_different_keys_for_equal_ends_the_run(database: D
         pipe(driver, "Ada")
         assert [record.value["right"]["name"] for record in driver.output("known")] == ["Ada L."]
         pipe(driver, "ADA")
-        with pytest.raises(EngineError, match="returned the row with id 'Ada' in clients for a key"):
+        with pytest.raises(
+            EngineError, match="returned the row with id 'Ada' in clients for a key"
+        ):
             driver.commit()
 
 
