@@ -118,6 +118,6 @@ def require_whole(where: str, name: str, value: Any, least: int = 1) -> None:
     """Raise TopologyError unless `value` is a whole number, at least `least`."""
     if type(value) is not int or value < least:
         raise TopologyError(
-            f"{where}: {name}={value!r} must be a whole number of at least {least}.",
-            next_step=f"Write {name}={least}, or more.",
+            f"{where}: {name} is {value!r}, but must be a whole number of at least {least}.",
+            next_step=f"Give {name} a larger value.",
         )

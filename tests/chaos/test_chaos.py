@@ -69,11 +69,9 @@ def test_episodes_with_each_action_end_with_the_results_of_the_model(
     try_one(52, lambda _: actions)
 
 
+@pytest.mark.heavy
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "seed",
-    [pytest.param(3, marks=pytest.mark.heavy, id="totals"), pytest.param(18, id="operators")],
-)
+@pytest.mark.parametrize("seed", [pytest.param(3, id="totals"), pytest.param(18, id="operators")])
 def test_crashes_while_tasks_read_ahead_do_not_change_the_results(try_one: Try, seed: int) -> None:
     def actions(episode: Episode) -> list[Action]:
         assert episode.reads_ahead

@@ -136,6 +136,7 @@ def test_a_task_on_another_host_gets_its_own_tokens(platform: Platform, start: S
     assert sum(batch.num_rows for batch in batches) == 1
 
 
+@pytest.mark.heavy
 def test_a_slow_endpoint_only_delays_a_run(platform: Platform, start: Start) -> None:
     running = start(platform.kafka)
     send(running, 0)
@@ -184,8 +185,9 @@ def away(platform: Platform) -> Any:
 
 
 @pytest.mark.fault("F57", "tokens cannot be renewed while a run goes on")
-@pytest.mark.parametrize("way", [pytest.param("oidc", marks=pytest.mark.heavy), "function"])
-@pytest.mark.parametrize("away_s", [0, pytest.param(120, marks=pytest.mark.heavy)])
+@pytest.mark.heavy
+@pytest.mark.parametrize("way", ["oidc", "function"])
+@pytest.mark.parametrize("away_s", [0, 120])
 def test_an_endpoint_that_is_away_while_a_run_lingers_loses_nothing(
     platform: Platform, start: Start, way: str, away_s: int
 ) -> None:

@@ -75,7 +75,7 @@ def test_nothing_of_the_pipeline_is_left_but_what_it_has_written(started: Runnin
     assert (rows(started), shard_files(started), own_topics(started)) == ([], [], [])
     assert f"sluice-{name}" not in groups(started)
     assert [value["n"] for _, value in started.output("out")] != []
-    with pytest.raises(NotFound, match=f"nothing of a pipeline '{name}'"):
+    with pytest.raises(NotFound, match=f"no pipeline '{name}'"):
         remove(started.settings, name)
 
 

@@ -148,6 +148,7 @@ def test_elements_and_values_keep_their_fields_on_arrow(drive: Drive) -> None:
     assert_fields_are_kept(drive, LISTS_OF_LINES, LINE)
 
 
+@pytest.mark.heavy
 @pytest.mark.spark
 def test_elements_and_values_keep_their_fields_in_spark(drive: Drive) -> None:
     lists = [*LISTS_OF_LINES, *LISTS_OF_LINES_IN_SPARK]

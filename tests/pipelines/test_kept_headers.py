@@ -297,7 +297,7 @@ def results(
     partitions = {"orders": 2, "prices": 2}
     with TopologyTestDriver(every_table(keep_headers), partitions=partitions) as driver:
         time = 0
-        for number in range(40):
+        for number in range(24):
             time = max(0, time + chance.randint(-3, 8))
             topic = chance.choice(["orders", "orders", "prices"])
             value = None

@@ -203,7 +203,8 @@ def test_a_database_that_takes_different_keys_for_equal_ends_the_run(database: D
         assert [record.value["right"]["name"] for record in driver.output("known")] == ["Ada L."]
         pipe(driver, "ADA")
         with pytest.raises(
-            EngineError, match="returned the row with id 'Ada' in clients for a key"
+            EngineError,
+            match="a row of clients whose id is 'Ada', which is none of the requested keys",
         ):
             driver.commit()
 
