@@ -112,8 +112,8 @@ async def price_later(sales: list[Sale]) -> list[Price]:
     [
         (price_later, {}, "price_later is async"),
         (lambda: [], {}, r"must take \(values\)"),
-        (price_each, {"size": 0}, "size=0 must be a whole number of at least 1"),
-        (price_each, {"size": "9"}, "size='9' must be"),
+        (price_each, {"size": 0}, "size is 0, but must be a whole number of at least 1"),
+        (price_each, {"size": "9"}, "size is '9', but must be"),
         (price_each, {"takes": "frame"}, "unknown takes='frame'"),
     ],
 )
