@@ -23,7 +23,7 @@
 | SLUICE_SERVER_CA | the system's certificates | file of CA certificates to verify state servers |
 | SLUICE_URL | http://127.0.0.1:8080 | address of Airflow or of a state server, for sluice query |
 | SLUICE_TOKEN | none | token that sluice query sends |
-| SLUICE_USER | none | Airflow user that sluice query logs in as, instead of a token |
+| SLUICE_USER | none | Airflow user that sluice query logs in as, if it sends no token |
 | SLUICE_PASSWORD | none | password of the user in SLUICE_USER |
 | SLUICE_AUDIT_QUERIES | false | whether API servers log who queried which store |
 | SLUICE_REGISTRY | {} | settings of the schema registry's client, as JSON: url and others |

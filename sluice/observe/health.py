@@ -31,8 +31,8 @@ _WHILE_PAUSED: Collection[FailureKind] = (
     "retention",
     "schemas",
 )
-"""The failures of a paused pipeline that a person has to look at. The other kinds are about runs
-that fail or do not start, as expected during a pause."""
+"""The failures of a paused pipeline that a person has to look at. The other kinds are
+about runs that fail or do not start, which is normal during a pause."""
 _DELETED = (
     "Create the topic again, write its old records back, and rebuild the state: sluice rebuild "
     "PIPELINE --from-topics. Or stop running the pipeline, which leaves its state unchanged."

@@ -184,7 +184,7 @@ def _require_possible(
     if ledger.generations.forgotten(old):
         raise Refused(
             f"Shards of an earlier generation of {old} have not been deleted yet.",
-            next_step=f"Run it once, or: sluice rebuild {old}.",
+            next_step=f"Run {old} once, which deletes them, or call: sluice rebuild {old}.",
         )
     former = ledger.renames.of(new)
     if former is not None and former.pipeline != old and not begun:

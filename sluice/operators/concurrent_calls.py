@@ -104,7 +104,9 @@ class Calls:
             return result
         except SystemExit as error:
             # SystemExit would end the event loop. As in any step, it must only reject the record.
-            raise RuntimeError(f"the function ended the process: SystemExit: {error}") from error
+            raise RuntimeError(
+                f"the function tried to end the process: SystemExit: {error}"
+            ) from error
         except KeyboardInterrupt:
             # This exception would end the event loop, too. As in any step, it ends the run.
             raise EngineError(

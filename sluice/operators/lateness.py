@@ -129,7 +129,10 @@ class JoinLateness:
         return time + self._sent_after_ms[side]
 
     def last_unmatched(self, side: int, stream_time: int) -> int:
-        """Return the latest time of records sent unmatched. The inverse of `sent_unmatched_at`."""
+        """Return the latest time at which an unmatched record is sent by this stream time.
+
+        The inverse of `sent_unmatched_at`.
+        """
         return stream_time - self._sent_after_ms[side]
 
 

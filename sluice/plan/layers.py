@@ -27,7 +27,7 @@ class Column:
 
 @dataclass(frozen=True)
 class FallibleExpression:
-    """A step's expressions that can fail.
+    """The expressions of one step that can fail, computed together.
 
     Their results are a struct `c0`, `c1`, ..., which is null if any expression failed. A second
     column, `error`, has the error message if the step failed for the record, else null. If an

@@ -343,7 +343,7 @@ class Table(Handle[V]):
         if self.node.key_window is None:
             raise TopologyError(
                 f"{self._where('suppress')}: the table is not windowed.",
-                next_step="Aggregate with windowed_by(...) and a window of time, "
+                next_step="Aggregate with windowed_by(...) and a time window, "
                 "or use suppress_until_time_limit. "
                 'For a number of records: windowed_by(every_records(100), emit="window_close").',
             )

@@ -301,7 +301,7 @@ def _valid_calendar(window: CalendarWindow) -> CalendarWindow:
     longest = CalendarWindow(Period(_MOST_YEARS, "year"), window.zone)
     if window.longest_ms > longest.longest_ms:
         raise TopologyError(
-            f"{where} is too long. A window of a time zone has at most {_MOST_YEARS:,} years.",
+            f"{where} is too long. A window in a time zone has at most {_MOST_YEARS:,} years.",
             next_step="For results over all time, aggregate without windows.",
         )
     return window

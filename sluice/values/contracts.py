@@ -144,8 +144,8 @@ def sql_type(kind: Any) -> str:
     if isinstance(origin := get_origin(kind), type) and issubclass(origin, msgspec.Struct):
         text = f"{name}[{', '.join(map(_name_of_type, get_args(kind)))}]"
         raise TopologyError(
-            f"{text} is generic; a contract is a class.",
-            next_step=f"Declare a class: class {name}Values({text}): pass.",
+            f"{text} is a generic type with parameters, which cannot be a contract.",
+            next_step=f"Declare a subclass: class {name}Values({text}): pass.",
         )
     return _sql_type(_info(kind, name), name)
 

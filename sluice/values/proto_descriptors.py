@@ -326,7 +326,7 @@ def message_class(classes: tuple[Any, ...], places: tuple[int, ...]) -> Any:
                 raise IndexError
             found = getattr(found, nested[place].name)
     except (IndexError, AttributeError):
-        raise ValueError(f"the schema has no message at {[*places]}") from None
+        raise ValueError(f"the schema has no message with the indexes {[*places]}") from None
     return found
 
 

@@ -212,7 +212,7 @@ class _Parser:
     def _expect(self, sign: str) -> None:
         token = self._next()
         if token != sign:
-            raise SchemaError(f"the schema has {token!r} in place of {sign!r}")
+            raise SchemaError(f"the schema has {token!r} where {sign!r} is expected")
 
     def _skip_statement(self) -> None:
         depth = 0

@@ -45,7 +45,7 @@ _CREDENTIALS = struct.Struct("3i")
 _UNTIL_JVM_IS_MISSED_S = 0.3
 """How long to wait, after a run has failed, for the message that the JVM has ended, too."""
 _LONGEST_WAIT_S = 86_400.0
-"""The upper limit of one wait: the system's calls do not accept a time of many days."""
+"""The longest single wait: system calls reject timeouts of many days."""
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,7 @@ def test_a_store_with_another_zone_has_another_meaning() -> None:
         (lambda: tumbling("300000 years"), r"is too long"),
         (
             lambda: tumbling("1001 years"),
-            r"is too long\. A window of a time zone has at most 1,000 years",
+            r"is too long\. A window in a time zone has at most 1,000 years",
         ),
         (lambda: tumbling("700000 days", zone="Europe/Berlin"), r"at most 1,000 years"),
         (lambda: hopping("3000 years", advance="1000 years"), r"at most 1,000 years"),

@@ -189,8 +189,8 @@ def wrong(order: Order) -> Any:
 @pytest.mark.parametrize(
     ("function", "detail"),
     [
-        (leave, "RuntimeError: the function ended the process: SystemExit: 3"),
-        (leave_in_thread, "RuntimeError: the function ended the process: SystemExit: 3"),
+        (leave, "RuntimeError: the function tried to end the process: SystemExit: 3"),
+        (leave_in_thread, "RuntimeError: the function tried to end the process: SystemExit: 3"),
         (stop, "RuntimeError: the function raised StopIteration"),
         (wrong, "ValidationError: Expected `str`, got `int` - at `$.customer`"),
     ],

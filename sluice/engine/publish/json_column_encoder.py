@@ -55,9 +55,10 @@ class JsonColumnEncoder:
     """The bytes before each value."""
     _part: Part | None = field(default=None, init=False)
     _misses: int = field(default=0, init=False)
-    """How many pieces in a row could not be encoded at once."""
+    """The number of consecutive pieces that could not be encoded as a whole."""
     _skipped: int = field(default=0, init=False)
-    """How many pieces in a row were encoded one by one, without trying to encode them at once."""
+    """The number of consecutive pieces whose texts were encoded singly, without a first attempt to
+    encode the whole piece."""
     _is_columnar: bool = field(default=True, init=False)
 
     def encode(self, texts: pa.Array, one_by_one: Callable[[int, pa.Array], pa.Array]) -> pa.Array:

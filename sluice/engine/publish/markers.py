@@ -1,7 +1,7 @@
 """The topic of a pipeline's markers: the last batch that each generation has written.
 
-The markers show which output is in Kafka, even if the ledger is lost. A marker also has the state
-that the ledger publishes with the batch, and the topic has the registration of each generation.
+The markers show which output is in Kafka, even if the ledger is lost. A marker also has what the
+ledger publishes with the batch, and the topic has each generation's registration.
 From the markers and the shards, `sluice recover` can make a lost ledger again. The topic is
 compacted, so it has the newest record of each key.
 """

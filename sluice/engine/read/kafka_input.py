@@ -20,7 +20,7 @@ _TASKS_PER_CORE = 4
 
 @dataclass(frozen=True)
 class KafkaInput:
-    """The topics of a cluster.
+    """Reads topics of one Kafka cluster.
 
     Each task reads one or more partitions, one after the other, in offset order.
     """

@@ -210,7 +210,7 @@ class RecordKeys:
         return msgspec.convert(text, self._type_of(name))
 
     def _field_decoder(self, name: str) -> tuple[Callable[[bytes], Any], Callable[[Any], None]]:
-        """Return a function that decodes a key field's JSON, and one that checks its amounts."""
+        """Return two functions: one decodes a key field's JSON, the other checks its decimals."""
         if name not in self._field_decoders:
             self._field_decoders[name] = self._new_field_decoder(name)
         return self._field_decoders[name]

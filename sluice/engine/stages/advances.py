@@ -255,7 +255,8 @@ def _advancing_rows(table: pa.Table, *, is_stream_join: bool) -> pa.Table:
         clocks: list[Mask] = []
         for side in np.unique(sides):
             clocks.append(of_number & complete & (sides == side))
-        # In Kafka Streams, all records of a join of two streams advance its stream time.
+        # In Kafka Streams, a join of two streams also has a stream time that the records of both
+        # sides advance, complete or not.
         if is_stream_join:
             clocks.append(of_number)
         for counted in clocks:

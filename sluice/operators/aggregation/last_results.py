@@ -149,8 +149,9 @@ def _add(
 ) -> Results:
     """Add the batch's rows to their windows, and return the last result of each window.
 
-    `is_needed` takes windows' starts and times, and returns which windows later batches may need. A
-    session that is merged may change its bounds: a tombstone then deletes its earlier result.
+    `is_needed` takes the start of each window and the time of its last record, and returns a mask
+    of the windows that later batches may need. A session that is merged may change its bounds: a
+    tombstone then deletes its earlier result.
 
     Raises NumbersTooLargeError, and changes no state, if the rows have to be processed one by one.
     """

@@ -15,7 +15,8 @@ class Referred(msgspec.Struct, array_like=True):
 
     def put_left(self, key: str, value: str) -> None:
         """Add or replace a row of the left table."""
-        # Move a replaced row to the end: the order must not depend on rows that have been removed.
+        # Move a replaced row to the end, as if it had been removed and added again. Both must give
+        # the same order.
         self.left.pop(key, None)
         self.left[key] = value
 

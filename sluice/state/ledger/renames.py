@@ -116,8 +116,8 @@ class Renames(LedgerPart):
         if former is not None and former.phase != "begun":
             raise Refused(
                 f"{pipeline} was renamed to {former.name}.",
-                next_step=f"Use the new name in the pipeline's file. To begin another pipeline of "
-                f"the former name: sluice remove {pipeline}.",
+                next_step="Use the new name in the pipeline's file. To use the former name for "
+                f"another pipeline, first free it: sluice remove {pipeline}.",
             )
         for rename in self.to(pipeline):
             if rename.phase != "done":

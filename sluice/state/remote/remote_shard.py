@@ -188,7 +188,7 @@ class RemoteShard(Shard):
 
 
 def _is_of_other_version(response: httpx.Response) -> bool:
-    """Return whether a state server's version does not know the call."""
+    """Return whether the response shows that the state server's version lacks the call."""
     is_unknown = response.status_code == httpx.codes.NOT_FOUND
     return is_unknown and PROTOCOL_HEADER not in response.headers
 

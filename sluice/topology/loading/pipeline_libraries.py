@@ -38,7 +38,7 @@ def libraries_of(file: Path) -> Libraries | None:
 def refused_options(file: Path) -> SettingsError | None:
     """Return the error of the `sluice.toml` for the pipeline in a file; None if there is none.
 
-    If the pipeline may not have the libraries that its file imports, this error says so.
+    For example, the platform does not allow the pipeline the libraries that its file imports.
     """
     try:
         _options_of(file)

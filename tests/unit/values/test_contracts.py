@@ -163,7 +163,7 @@ def test_an_array_is_no_contract() -> None:
 
 
 def test_a_generic_struct_is_a_contract_once_its_types_are_known() -> None:
-    says = r"^Page\[int\] is generic; a contract is a class\. Declare a class: class PageValues\(Page\[int\]\): pass\.$"
+    says = r"^Page\[int\] is a generic type with parameters, which cannot be a contract\. Declare a subclass: class PageValues\(Page\[int\]\): pass\.$"
     with pytest.raises(TopologyError, match=says):
         sql_type(Page[int])
     with pytest.raises(TopologyError, match="AnyType has no Spark SQL type"):
