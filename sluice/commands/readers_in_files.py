@@ -7,15 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
-from sluice.engine.run.broken_readers import (
-    BreaksReadersError,
-    broken_readers,
-    require_kept_interface,
-    stores_read,
-)
+from sluice.driver import naming_owners
+from sluice.engine.run.broken_readers import require_kept_interface, stores_read
 from sluice.engine.run.check_without_spark import description_now
 from sluice.engine.run.registration import stores_read_by
 from sluice.errors import SluiceError
@@ -23,7 +18,6 @@ from sluice.plan import Job, PlannedPipeline, plan
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.topology.loading.isolated_imports import import_isolated
-from sluice.topology.loading.pipeline_connections import owner_of
 from sluice.topology.loading.pipeline_files import named_files
 from sluice.topology.loading.pipeline_folders import usable_files
 from sluice.topology.loading.pipeline_import import load_file
@@ -42,11 +36,9 @@ def require_readers(settings: Settings, ledger: Ledger, job: Job, others: Iterab
         return ""
     now, _ = description_now(job, settings, before)
     readers = [reader_of(other, name) for other in others if other.pipeline.name != name]
-    try:
-        require_kept_interface(ledger, before, now, job.pipeline, readers)
-    except BreaksReadersError as error:
-        raise error.with_owners(partial(owner_of, settings.pipelines)) from None
-    broken = readers_in(broken_readers(ledger, before, now, readers))
+    with naming_owners(settings):
+        found = require_kept_interface(ledger, before, now, job.pipeline, readers)
+    broken = readers_in(found)
     unneeded = [each for each in job.pipeline.may_break if each not in broken]
     if not unneeded:
         return ""

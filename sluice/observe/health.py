@@ -78,15 +78,11 @@ def recorded_failures(figures: LedgerFigures, pipeline: str) -> list[Failure]:
     """
     failures = figures.failures.get(pipeline, ())
     calm = calm_of(figures, pipeline)
-    kept: list[Failure] = []
-    for failure in failures:
-        if calm == "paused":
-            is_kept = failure.kind in _WHILE_PAUSED
-        else:
-            is_kept = calm != "not_started" or failure.kind != "input"
-        if is_kept:
-            kept.append(failure)
-    return kept
+    if calm == "paused":
+        return [failure for failure in failures if failure.kind in _WHILE_PAUSED]
+    if calm == "not_started":
+        return [failure for failure in failures if failure.kind != "input"]
+    return [*failures]
 
 
 def awaited_by(figures: LedgerFigures, pipeline: str) -> str:

@@ -204,13 +204,10 @@ def read_marker_topic(kafka: Mapping[str, str], writer: Writer) -> MarkerTopic:
 
 def newest_until(markers: Mapping[int, Marker], generation: int) -> Marker | None:
     """Return the newest marker of this generation or, if it has none, of an earlier one."""
-    newest: int | None = None
-    for number in markers:
-        if number <= generation and (newest is None or number > newest):
-            newest = number
-    if newest is None:
+    written = [number for number in markers if number <= generation]
+    if not written:
         return None
-    return markers[newest]
+    return markers[max(written)]
 
 
 def _read_messages(kafka: Mapping[str, str], topic: str) -> Sequence[Message]:

@@ -60,8 +60,10 @@ def require_kept_interface(
     now: GenerationInfo,
     planned: PlannedPipeline,
     readers: Iterable[Reader] = (),
-) -> None:
-    """Raise BreaksReadersError if a change breaks what other pipelines read, and may not.
+) -> list[Breach]:
+    """List what a change breaks for readers that it may break.
+
+    Raise BreaksReadersError if it also breaks what other pipelines read.
 
     `before` is the generation that others read now. `readers` are read from files; the others are
     known from the ledger.
@@ -73,6 +75,7 @@ def require_kept_interface(
     refused = [breach for breach in found if breach.reader.pipeline not in allowed]
     if refused:
         raise BreaksReadersError(now.pipeline, refused)
+    return found
 
 
 def broken_readers(
