@@ -445,7 +445,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     snapshot: Snapshot | None
     """The newest snapshot; None before the first snapshot."""
     last_run: Run | None
-    """The newest run in Airflow; None if there is none, and on a state server."""
+    """The newest run in Airflow. None before the first run, and always on a state server."""
     dead_letters: dict[str, int]
     """Reason → number of dead letters in the last 24 hours."""
     may_edit: bool

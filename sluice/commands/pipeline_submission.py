@@ -78,7 +78,7 @@ class SubmittedRun:
 
     @property
     def _action(self) -> tuple[str, str]:
-        """The name of the action in the ledger, and its details."""
+        """Return the name of the action in the ledger, and its details."""
         return action_of(self.options), " ".join(self.options[1:])
 
     def _on_known_driver(self) -> int | None:

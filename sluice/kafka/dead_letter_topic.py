@@ -2,8 +2,8 @@
 
 Anyone who writes to a source topic chooses the headers of its records, and can imitate Sluice's
 headers. So Sluice trusts only the headers that it has added itself: in a dead letter, they come
-after the record's own headers (`values.dead_letter_headers`). Markers in another topic tell which
-dead letters were re-driven (`kafka.redrive`).
+after the record's own headers (`values.dead_letter_headers`). Another topic has a marker for each
+re-driven dead letter (`kafka.redrive`).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def topic_of(pipeline: str) -> str:
 
 
 def markers_of(pipeline: str) -> str:
-    """Return the name of the topic whose markers tell which dead letters were re-driven."""
+    """Return the name of the topic that has a marker for each re-driven dead letter."""
     return f"{pipeline}_redriven"
 
 

@@ -136,7 +136,7 @@ def _require_no_begun_batch(ledger: Ledger, newest: Audit, outputs: Sequence[str
 
 
 def _newest_begun(ledger: Ledger, ref: GenerationRef) -> int:
-    """Return a generation's newest batch that the ledger or a shard knows; -1 if there is none.
+    """Return a generation's newest batch in the ledger or a shard, or -1 before the first batch.
 
     The shards have later batches than the ledger if the ledger has lost its newest commits.
     """

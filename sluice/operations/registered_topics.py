@@ -54,7 +54,7 @@ class Comparison:
 
     @property
     def problem(self) -> str:
-        """The topic, its subject and what is wrong with it; an empty text if nothing is wrong."""
+        """Return the topic, its subject and what is wrong with it; empty if nothing is wrong."""
         if self.verdict == "right":
             return ""
         return f"{self.topic.topic} ({self.topic.subject}): {self.detail}"

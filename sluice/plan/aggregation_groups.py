@@ -79,7 +79,7 @@ class AggregationGroup:
 
     @property
     def stores(self) -> list[str]:
-        """The names of the group's stores."""
+        """Return the names of the group's stores."""
         return [column.store for column in self.store_columns]
 
     @property

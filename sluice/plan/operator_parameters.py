@@ -37,7 +37,7 @@ class AggregateParameters:
 
     @property
     def result_names(self) -> tuple[str, ...]:
-        """The names of the functions' results, in an aggregate as the operator computes it."""
+        """Return the names that the functions' results have while the operator computes them."""
         if self.plain:
             return self.columns
         return tuple([f"a{number}" for number in range(len(self.functions))])

@@ -210,7 +210,7 @@ class PlannedOperator:
 
     @property
     def results(self) -> list[str]:
-        """The columns of the results, one for each output."""
+        """Return the columns of the results, one for each output."""
         if isinstance(self.action, ProcessParameters):
             return [output.column for output in self.action.outputs.values()]
         return [self.result]

@@ -112,7 +112,7 @@ class Source:
 
     @property
     def value_type(self) -> Any:
-        """The type of the values; str for a source without a contract."""
+        """Return the type of the values, which is str for a source without a contract."""
         return str if self.contract is None else self.contract.value
 
 

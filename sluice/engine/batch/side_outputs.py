@@ -233,7 +233,7 @@ class Collected:
 
     @property
     def step_rows(self) -> dict[str, int]:
-        """The rows that steps have received, and their results, summed over the tasks."""
+        """Return the numbers of rows that steps have received and passed on, over all tasks."""
         counts: Counter[str] = Counter()
         for stats in self._stats:
             counts.update(stats.step_rows)

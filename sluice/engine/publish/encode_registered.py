@@ -213,7 +213,7 @@ def schema_to_write(values: RegistryFormat, topic: str, registry: Registry) -> R
 def schema_in_registry(
     values: RegistryFormat, subject: str, registry: Registry
 ) -> RegisteredSchema | None:
-    """Return the subject's version that equals the format's own schema; None if there is none."""
+    """Return the version of the subject that equals the format's own schema, or None."""
     if values.pulled:
         # A registry finds a schema that refers to other schemas only if the request names them,
         # too.

@@ -178,7 +178,7 @@ class Publisher:
     it."""
     auditor: Auditor | None = None
     newest: InitVar[Snapshot | None] = None
-    """The newest snapshot that an earlier run has published; None if there is none."""
+    """The newest snapshot of earlier runs, or None if they have published nothing."""
     _may_be_degraded: bool = True
     """Whether an earlier batch, perhaps of an earlier run, may have been recorded as having many
     rejected records, or as breaking an expectation."""

@@ -156,7 +156,7 @@ class ValueDecoder:
 
     @property
     def _author(self) -> Any:
-        """What the source's author has declared as the decoder; None without a decoder."""
+        """Return the decoder that the source's author has declared, if any."""
         if self.source.decode is None:
             return None
         return self.source.decode.value

@@ -56,7 +56,7 @@ class BatchLoop:
     size: BatchSize
     clocks: Clocks
     newest: Snapshot | None
-    """The newest published snapshot; None if there is none yet."""
+    """The newest published snapshot, or None before the first batch has been published."""
     read: int = field(default=0, init=False)
     """Number of records read so far."""
     partitions: Mapping[str, int] = field(init=False)

@@ -80,8 +80,8 @@ class _LeftChanges:
     adds: Mask
     """Whether the change adds or replaces the left row. Other changes remove it."""
     ends: Indices
-    """The index of the next change of the same left row. If there is none, the index after the
-    foreign key's last row."""
+    """The index of the next change of the same left row, or else the index after the foreign key's
+    last row."""
     own_keys: pa.Array
     """The left row's own key."""
     ranks: Indices
