@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import threading
@@ -214,6 +215,10 @@ def _ledger(path: Path, process: subprocess.Popen[Any]) -> Ledger:
             break
         time.sleep(_POLL_S)
     return Ledger(engine)
+
+
+def percentile(seconds: list[float], percent: int) -> float:
+    return statistics.quantiles(seconds, n=100, method="inclusive")[percent - 1]
 
 
 def published(ledger: Ledger, pipeline: str) -> int:

@@ -38,7 +38,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import fleet_peer
-from benchmarks.cost import SLUICE, environment
+from benchmarks.cost import SLUICE, environment, percentile
 from sluice.kafka.topics import Topic, create_topics, produce
 from sluice.local.broker import EmbeddedKafka
 from sluice.support.processes import has_ended
@@ -324,7 +324,7 @@ def table(results: Sequence[Measured]) -> Table:
     shown = Table(*columns, box=None)
     for measured in results:
         runs = len(measured.seconds)
-        p99 = statistics.quantiles(measured.seconds, n=100, method="inclusive")[-1]
+        p99 = percentile(measured.seconds, 99)
         shown.add_row(
             measured.name,
             str(runs),
@@ -358,7 +358,7 @@ def table_of_both(warm: Measured, programs: fleet_peer.Cost, pipelines: int) -> 
         kinds, (warm.run_seconds, programs.seconds), strict=True
     ):
         p50 = statistics.median(seconds)
-        p99 = statistics.quantiles(seconds, n=100, method="inclusive")[-1]
+        p99 = percentile(seconds, 99)
         figures = (f"{cores:.2f}", f"{memory:.2f}", f"{cpu:.2f}", f"{p50:.2f}", f"{p99:.2f}")
         shown.add_row(name, processes, *figures)
     return shown

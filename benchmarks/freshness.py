@@ -26,7 +26,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.cost import SLUICE
+from benchmarks.cost import SLUICE, percentile
 from sluice.kafka.topics import Topic, create_topics, produce
 from sluice.local.airflow_client import Airflow
 from sluice.local.platform import LocalPlatform
@@ -213,10 +213,6 @@ def show(results: dict[str, Measured]) -> None:
         Console().print(table(results))
     if any(measured.phases for measured in results.values()):
         Console().print(phases_table(results))
-
-
-def percentile(seconds: list[float], percent: int) -> float:
-    return statistics.quantiles(seconds, n=100, method="inclusive")[percent - 1]
 
 
 def table(results: dict[str, Measured]) -> Table:

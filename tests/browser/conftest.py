@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, Page
 
 from sluice.answers import Run
 from sluice.api.runs import DagState
@@ -20,7 +20,7 @@ from sluice.state.remote.opening import create_shard
 from sluice.topology import drawing, load_pipeline
 from sluice.values.key_owners import owner
 from tests.api.states import KINDS, orders_states, totals, windows
-from tests.support.airflow_browser import chromium
+from tests.support.airflow_browser import TIMEOUT_MS, chromium
 from tests.support.api_client import Api, User
 from tests.support.state_rows import write_rows
 from tests.support.states import States, make_audit, make_snapshot
@@ -34,6 +34,14 @@ LOG = "/dags/orders/runs/manual__1/tasks/totals"
 def browser() -> Iterator[Browser]:
     with chromium() as browser:
         yield browser
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    page = browser.new_page(viewport={"width": 1280, "height": 800})
+    page.set_default_timeout(TIMEOUT_MS)
+    yield page
+    page.close()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from playwright.sync_api import Browser, Page, Route, expect
+from playwright.sync_api import Page, Route, expect
 
 from sluice.api import services
 from sluice.api.routes import dead_letter_routes
@@ -21,7 +21,6 @@ from sluice.api.runs import DagState
 from sluice.engine.run.compatibility import CompatibilityError
 from sluice.state.ledger.failures import Failure
 from tests.browser import gallery, letters
-from tests.support.airflow_browser import TIMEOUT_MS
 from tests.support.states import States
 
 pytestmark = pytest.mark.browser
@@ -33,14 +32,6 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> gallery.Scene:
     monkeypatch.setattr(services, "read_lag", scene.read_lag)
     monkeypatch.setattr(dead_letter_routes, "find_dead_letters", letters.find)
     return scene
-
-
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    page = browser.new_page(viewport={"width": 1280, "height": 800})
-    page.set_default_timeout(TIMEOUT_MS)
-    yield page
-    page.close()
 
 
 @contextmanager

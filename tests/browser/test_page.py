@@ -32,7 +32,6 @@ from sluice.local.broker import EmbeddedKafka
 from sluice.state.ledger.failures import Failure
 from sluice.state.model import GenerationRef
 from tests.browser.conftest import LOG, Busy, publish
-from tests.support.airflow_browser import TIMEOUT_MS
 from tests.support.api_client import Api, User
 from tests.support.states import States
 
@@ -67,14 +66,6 @@ KEPT = {
     *(("pipeline", *look) for look in (("light", 1280), ("dark", 1280), ("light", 400))),
 }
 """The pictures in docs/images."""
-
-
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    page = browser.new_page(viewport={"width": 1280, "height": 800})
-    page.set_default_timeout(TIMEOUT_MS)
-    yield page
-    page.close()
 
 
 @pytest.fixture(scope="module")
