@@ -129,7 +129,9 @@ class HostSilent(EngineError):
 
     status = 503
     title = "A state server does not answer"
-    next_step = "Start it again on its host, or promote its standbys: sluice standby promote."
+    next_step = (
+        "Start the state server again on its host, or promote its standbys: sluice standby promote."
+    )
 
 
 class DiskNearlyFull(EngineError):
@@ -152,7 +154,7 @@ class StateGrows(EngineError):
     """The state of a pipeline has grown on every day of a week, and has doubled in this week."""
 
     title = "The state grows without a bound"
-    next_step = "Give its windows a retention, or its tables a way to delete keys."
+    next_step = "Give the pipeline's windows a retention, or its tables a way to delete keys."
 
 
 class SchemasDiffer(EngineError):
@@ -243,7 +245,7 @@ class Overdue(EngineError):
 
 
 class BatchDiffers(EngineError):
-    """A batch that is repeated after a crash has other output than was written before the crash."""
+    """A batch that is repeated after a crash has other output than at the first attempt."""
 
     status = 409
     title = "The batch has changed"
@@ -306,8 +308,8 @@ class ServerHangs(StateError):
 
     title = "A state server hangs"
     next_step = (
-        "End its process on its host and start it again, or promote its standbys: "
-        "sluice standby promote."
+        "End the state server's process on its host and start the server again, or promote the "
+        "server's standbys: sluice standby promote."
     )
 
 
@@ -442,7 +444,7 @@ class Unreachable(StateError):
     """A state server does not answer, so the condition of its shards is unknown."""
 
     title = "State server unreachable"
-    next_step = "Check that it runs and is reachable, then try again."
+    next_step = "Check that the state server runs and is reachable, then try again."
 
 
 def error_text(error: BaseException) -> str:

@@ -10,7 +10,7 @@
 | SLUICE_KAFKA | {"bootstrap.servers": "127.0.0.1:9092"} | librdkafka settings, as JSON |
 | SLUICE_SPARK_CONF | {} | additional Spark settings, as JSON |
 | SLUICE_MAX_RECORDS | from SLUICE_MEMORY | most stream records of a batch |
-| SLUICE_LINGER_MS | the pipeline's linger | how long a run waits at its end for records, in ms |
+| SLUICE_LINGER_MS | the pipeline's linger | ms that a run waits for new records at its end |
 | SLUICE_RUN | | name of the run in audits and notes; in Airflow, the task sets it |
 | SLUICE_COMMIT_OFFSETS | true | whether runs commit offsets to the group sluice-PIPELINE |
 | SLUICE_MEMORY | 1500m | memory of a run, which determines the sizes of its batches and the heap |
@@ -19,7 +19,7 @@
 | SLUICE_POOL | default_pool | Airflow pool of the pipelines' tasks |
 | SLUICE_SERVER_TOKEN | none | token that callers send to state servers; at least 16 characters |
 | SLUICE_SERVER_TOKEN_FILE | none | file with this token, in place of SLUICE_SERVER_TOKEN |
-| SLUICE_SERVER_TOKEN_ALSO | none | another token that state servers accept, to replace one |
+| SLUICE_SERVER_TOKEN_ALSO | none | second token that state servers accept, to replace the first |
 | SLUICE_SERVER_CA | the system's certificates | file of CA certificates to verify state servers |
 | SLUICE_URL | http://127.0.0.1:8080 | address of Airflow or of a state server, for sluice query |
 | SLUICE_TOKEN | none | token that sluice query sends |

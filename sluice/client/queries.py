@@ -298,7 +298,8 @@ class Queries:
         example = f": since={since!r}" if since else ""
         raise StateError(
             "The server ended the stream of changes.",
-            next_step=f"Ask again for the changes since the last one{example}.",
+            next_step="Ask again for the changes since the last snapshot that you have "
+            f"received{example}.",
         )
 
     async def _send(self, query: Query[T]) -> T:

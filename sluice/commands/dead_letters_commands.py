@@ -33,7 +33,7 @@ Partition = Annotated[
 Key = Annotated[
     str | None,
     typer.Option(
-        help="Only dead letters with this key, which the record has or the step received."
+        help="Only dead letters with this key: the record's key, or the key that the step received."
     ),
 ]
 

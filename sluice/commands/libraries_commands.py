@@ -67,7 +67,8 @@ def list_libraries() -> None:
 @app.command("prune")
 def prune(
     days: Annotated[
-        int, typer.Option(min=0, help="Remove what no run has used for this many days.")
+        int,
+        typer.Option(min=0, help="Remove the libraries that no run has used for this many days."),
     ] = 30,
 ) -> None:
     """Remove libraries that no run has used for some time. No run may be using them."""

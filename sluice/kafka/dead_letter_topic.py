@@ -332,8 +332,8 @@ def redrive_markers(
             # Errors of msgspec are ValueErrors, too.
             raise EngineError(
                 f"{message.topic()}, partition {message.partition()}, offset {message.offset()}: "
-                "this record is not a marker of a re-drive, so another program writes to the "
-                "topic.",
+                "this record is not a marker of a re-drive, so another program has written to "
+                "the topic.",
                 next_step="Stop that program. Then delete its records (kafka-delete-records), or "
                 "replace them by records with the same keys.",
             ) from None

@@ -157,8 +157,8 @@ class ChangedStores:
             database.fence()
         name = self.job.pipeline.name
         next_step = (
-            f"Undo the change, and run it once: sluice run {name}. "
-            f"Or rebuild all stores: sluice rebuild {name}."
+            f"Undo the change, and run the pipeline once: sluice run {name}. Or rebuild all "
+            f"stores: sluice rebuild {name}."
         )
         require_complete(ledger, state.published, output.last, next_step=next_step)
 
@@ -180,8 +180,8 @@ class ChangedStores:
         if upstream:
             name = job.pipeline.name
             raise EngineError(
-                f"{_names(added)} of {name} would not agree with {_names(upstream)}, "
-                "whose state also contains records that the topics have deleted.",
+                f"{_names(added)} of {name} would not agree with {_names(upstream)}: the topics "
+                f"have deleted records that the state of {_names(upstream)} contains.",
                 next_step="Compute all stores from the topics as they are: "
                 f"sluice rebuild {name} --from-topics.",
             )

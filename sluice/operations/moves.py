@@ -44,8 +44,8 @@ def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) 
     if standby is not None and standby.address == place.address:
         raise Refused(
             f"{place.host_port} is the standby of worker {place.number} of {place.pipeline!r}.",
-            next_step=f"sluice standby promote {place.pipeline} {place.number}, "
-            "or remove the standby first.",
+            next_step=f"Promote the standby: sluice standby promote {place.pipeline} "
+            f"{place.number}. Or remove it first.",
         )
     change = ledger.placements.begin_move(place)
     copied = 0

@@ -601,7 +601,8 @@ def _require_records(
     last = history.published[-1].ends if history.published else {}
     if not any(position(last, source, source.first) > source.first for source in sources):
         raise EngineError(
-            "The replay would read no records: none was read between its start and its end.",
+            "The replay would read no records: the pipeline has read none between the chosen "
+            "start and end.",
             next_step="Choose an earlier start or a later end.",
         )
 

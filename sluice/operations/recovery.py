@@ -344,7 +344,8 @@ def forget(job: Job, settings: Settings, *, dry_run: bool = False) -> tuple[str,
     with Ledger.open(settings.ledger) as ledger:
         if ledger.generations.current_number(name) is not None:
             raise Refused(
-                f"The ledger knows {name}.", next_step="Look at its state: sluice status."
+                f"The ledger has the state of {name}, so nothing was removed.",
+                next_step="Look at its state: sluice status.",
             )
         if topic_ids(settings.kafka, [topic]):
             writer = Writer(GenerationRef(name, 1), topic)

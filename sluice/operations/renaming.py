@@ -409,8 +409,8 @@ def rename_parts(
                 raise Refused(
                     f"The last run of {name} was interrupted, and its batch needs the names as "
                     "they were.",
-                    next_step=f"Undo the change of the file, and run it once: sluice run {name}. "
-                    "Then rename.",
+                    next_step="Undo the change of the file, and run the pipeline once: sluice "
+                    f"run {name}. Then rename.",
                 )
             after = _renamed_parts(job, settings, ledger, before, names)
             renamed = {former: now for (_, former), now in names.items()}

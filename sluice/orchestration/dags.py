@@ -44,10 +44,10 @@ _INSTALLING_SECONDS = 15.0
 """How long a task's process waits for a pipeline's libraries. Airflow ends imports after 30 s. If
 the libraries are not installed by then, a later attempt of the task finds them."""
 _ACTION = (
-    "run: read all unread records. replay: build the state again beside the current one. "
-    "promote: make it the current one. drop: remove it. "
-    "roll_back: make the generation before the current one current again. "
-    "change: compute only new and changed stores, delete removed ones, and then run."
+    "run: read all unread records. replay: build the state again, in a generation beside the "
+    "current one. promote: make this generation the current one. drop: remove this generation. "
+    "roll_back: make the generation before the current one current again. change: compute only "
+    "new and changed stores, delete removed ones, and then run."
 )
 _NUMBERS = {
     "max_records": "Maximum number of records in a batch. Empty: SLUICE_MAX_RECORDS.",

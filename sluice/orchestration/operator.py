@@ -434,7 +434,8 @@ def _require_provider_of(master: str) -> None:
     if not is_there:
         # The provider's own error would be a NameError.
         raise PreflightError(
-            f"For the master {master}, Airflow's Spark provider needs its Kubernetes provider.",
+            f"For the master {master}, Airflow's Spark provider needs Airflow's Kubernetes "
+            "provider.",
             next_step="Run: pip install apache-airflow-providers-cncf-kubernetes, with Airflow's "
             "constraints, on the Airflow workers.",
         )

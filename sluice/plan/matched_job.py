@@ -35,9 +35,9 @@ def matched_job(
             )
         if len(topics) > most:
             raise EngineError(
-                f"{len(topics)} topics match {pattern}, but max_topics is {most}. "
-                "No records were read.",
-                next_step="Narrow the pattern, or raise max_topics.",
+                f"{len(topics)} topics match {pattern}, but `max_topics` is {most}. No records "
+                "were read.",
+                next_step="Narrow the pattern, or raise `max_topics`.",
             )
         for topic in topics:
             if topic in patterns:

@@ -227,8 +227,8 @@ def _require_type(node: nodes.Node, name: str, kind: str, allowed: set[str], adv
     if kind not in allowed:
         expected = " or ".join(sorted(allowed))
         raise TopologyError(
-            f"{node.name} at {node.at}: {name} must be {expected}, "
-            f"and is {kind or 'of an unknown type'}.",
+            f"{node.name} at {node.at}: {name} must be {expected}, but is "
+            f"{kind or 'of an unknown type'}.",
             next_step=f"Convert it, for example with {advice}.",
         )
 

@@ -313,7 +313,8 @@ def _unpack(archive: Path, target: Path) -> None:
         if not any(target.glob("*.dist-info")):
             folder = packages.parent.name
             raise SettingsError(
-                f"{archive} has its packages in the folder {folder}.", next_step=advice
+                f"{archive} has its packages in the folder {folder}, not at its top.",
+                next_step=advice,
             )
 
 

@@ -51,7 +51,7 @@ def find_java(environ: Mapping[str, str] = os.environ) -> Java:
     if version is None:
         line = text.strip().partition("\n")[0]
         raise PreflightError(
-            f"Cannot find the version of {path}, which says: {line!r}.", next_step=f"{next_step}."
+            f"Cannot find the version of {path} in its output: {line!r}.", next_step=f"{next_step}."
         )
     release = int(version[1])
     if release < OLDEST_JAVA:

@@ -239,7 +239,8 @@ class TopologyTestDriver:
     def pipe_store(self, pipeline: str, store: str, key: str, value: Any) -> None:
         """Set the value of a key in a store of another pipeline, which `lookup_in` reads.
 
-        None removes the key. The values are those of a snapshot: the next batch reads them.
+        None removes the key. The next batch reads the value as if the other pipeline had published
+        it.
         """
         self.commit()
         name = str(SharedStore(pipeline, store))

@@ -81,9 +81,11 @@ def Avro(  # noqa: N802  (reads as a type)
     see `sluice schema push`. With `register=True`, a run registers it. `version` is a number or
     "latest", and `metadata` chooses the latest version with this metadata; records are then written
     with that version. The subject is `TOPIC-value`. With `strategy="record"`, it is the record's
-    name in the `namespace`; with `"topic_record"`, it has both names. `subject` names another
-    one. With `schema_in="header"`, written records name their schema in the header
-    `__value_schema_id`. When records are read, the schema may be named in either way.
+    name in the `namespace`; with `"topic_record"`, it consists of the topic's and the record's
+    name. `subject` sets another subject. With `schema_in="header"`, written records name their
+    schema in the header
+    `__value_schema_id`. Records can be read with the schema in this header or at the beginning of
+    the value.
     """
     chosen = RegistryFormat(
         kind="AVRO",

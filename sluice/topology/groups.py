@@ -334,7 +334,8 @@ class GroupedStream(Grouped[V]):
         Python functions can be used instead of SQL. They are called in the order of the records.
         `initializer()` returns the initial aggregate, and `adder(aggregate, value)` returns the
         aggregate after a record. Session windows also need `merger(earlier, later)`, which returns
-        the aggregate of two sessions that a record has joined. `returns` is the aggregate's type;
+        the aggregate of the session into which a record merges two sessions. `returns` is the
+        aggregate's type;
         without it, an aggregate must be plain JSON data. `adder` may return None to remove the
         aggregate. The next value is then added to a new initial aggregate.
         """
@@ -507,8 +508,8 @@ class CogroupedStreams(Generic[R]):
         assert self._first is not None
         if isinstance(window, CountWindow):
             raise TopologyError(
-                f"{self._first.parent._where('windowed_by')}: "
-                f"{window} counts the records of one stream.",
+                f"{self._first.parent._where('windowed_by')}: {window} counts the records of one "
+                "stream, but this aggregate has several streams.",
                 next_step="Merge the streams first, or use a window of time.",
             )
         windowed = CogroupedStreams[R](self.pipeline, self.parts)
@@ -671,9 +672,9 @@ class GroupedTable(Grouped[V]):
         """Aggregate each group into an object of SQL aggregates, such as `total="sum(amount)"`.
 
         Columns can also be passed as one mapping, which allows any name. Python functions can be
-        used instead of SQL. `initializer()` returns the initial aggregate, `adder(aggregate,
-        value)` the aggregate with a row's value, and `subtractor(aggregate, value)` the aggregate
-        without a row's old value.
+        used instead of SQL. `initializer()` returns the initial aggregate. `adder(aggregate,
+        value)` adds a row's value, and `subtractor(aggregate, value)` removes a row's old value;
+        both return the new aggregate.
         """
         has_functions = adder is not None or subtractor is not None
         if not has_functions and (initializer is None or isinstance(initializer, Mapping)):

@@ -1,6 +1,6 @@
 """Handles, through which authors see nodes.
 
-This module has what the handles of streams and tables have in common.
+This module has the methods and types that streams and tables share.
 
 Every Python function is called with the record's value, or with key and value if it takes two
 arguments. An aggregating function also takes the current aggregate, before the value. The value is

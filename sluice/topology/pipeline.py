@@ -220,7 +220,7 @@ class Pipeline(Graph):
 
     @property
     def announced_windows(self) -> dict[str, TimeWindow]:
-        """Store in `announce_windows` → the store's windows.
+        """The windows of each store in `announce_windows`, by the store's name.
 
         Raise TopologyError if a store does not exist, or if its windows have no common bounds.
         """

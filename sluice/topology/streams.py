@@ -1484,8 +1484,7 @@ class Stream(Handle[V]):
         """Run a `sluice.ValueProcessor`, whose results keep their record's key and its window.
 
         All parameters are as in `process`. The processor calls `context.forward(value)`. With `by`,
-        it cannot set timers, because the results of a timer would have no record whose key they
-        could keep.
+        it cannot set timers, because a timer has no record whose key its results could keep.
         """
         if by is not None and hasattr(processor, "on_timer"):
             raise TopologyError(

@@ -35,7 +35,7 @@ def _require_known_types(where: str, fields: Mapping[str, str]) -> None:
     # A table's columns must be known before its first row is written.
     if not fields:
         raise TopologyError(
-            f"{where}: the fields of the value are unknown, so the columns are too.",
+            f"{where}: the fields of the value are unknown, so the columns are unknown, too.",
             next_step="Declare the type of the value with returns=, "
             "or choose fields with select(...).",
         )

@@ -168,7 +168,7 @@ WARNINGS = {
         "    n: int\n",
         "    n: int\n    vat: float\n",
         "contract of PREFIX.items: the field vat is new and required. From the next run on, "
-        "records without it become dead letters, unless the source has another on_error.",
+        "records without it become dead letters, unless the source has another `on_error`.",
     ),
     "an output is removed": (
         'items.select(n="n", twice="n * 2").to("PREFIX.out")',

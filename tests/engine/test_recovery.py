@@ -205,7 +205,7 @@ def test_without_markers_the_topics_give_the_state_and_no_output_is_written(
 @pytest.mark.fault("F53", "the ledger is lost, or has lost its newest commits")
 def test_a_pipeline_that_begins_anew_writes_everything_again(started: Running) -> None:
     job = plan(started.pipeline).job
-    with pytest.raises(Refused, match="The ledger knows"):
+    with pytest.raises(Refused, match="The ledger has the state of"):
         forget(job, started.settings)
     lose_ledger(started)
     with pytest.raises(Refused, match=r"says what .* has written"):

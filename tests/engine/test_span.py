@@ -212,14 +212,18 @@ def test_a_part_without_records_is_not_replayed(start: Start) -> None:
     )
     running.run()
     for begin, until, why in (
-        ("2026-11-22", "", "none was read between its start and its end"),
-        ("", "2026-11-20", "none was read between its start and its end"),
+        ("2026-11-22", "", "has read none between the chosen start and end"),
+        ("", "2026-11-20", "has read none between the chosen start and end"),
         (
             "nowhere/0/1",
             "",
-            r"partitions that cannot be chosen: nowhere/0\. .*sales/0, .*sales/1\.",
+            r"cannot begin or end in these partitions: nowhere/0\. .*sales/0, .*sales/1\.",
         ),
-        (f"{running.names('shops')}/0/1", "", r"partitions that cannot be chosen: .*shops/0\. "),
+        (
+            f"{running.names('shops')}/0/1",
+            "",
+            r"cannot begin or end in these partitions: .*shops/0\. ",
+        ),
     ):
         with pytest.raises(EngineError, match=why):
             rebuilding(running).replay(Span.parse(begin, until))

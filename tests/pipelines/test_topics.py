@@ -264,7 +264,7 @@ def test_wrong_patterns_are_errors() -> None:
     job = plan(pipeline).job
     with pytest.raises(InputAway, match="No topic matches"):
         matched_job(job, (), ["orders_us", "__sales_1"])
-    with pytest.raises(EngineError, match=r"3 topics match .*, but max_topics is 2"):
+    with pytest.raises(EngineError, match=r"3 topics match .*, but `max_topics` is 2"):
         matched_job(job, ["sales_c"], ["sales_a", "sales_b"])
     pipeline.stream(re.compile("[st]ales_.*"), value=Order)
     with pytest.raises(EngineError, match="sales_a matches two patterns"):

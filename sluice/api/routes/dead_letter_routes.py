@@ -60,7 +60,8 @@ Step = Annotated[
 Key = Annotated[
     str,
     Meta(
-        description="Only dead letters with this key, which the record has or the step received.",
+        description="Only dead letters with this key: the record's key, or the key that the step "
+        "received.",
         max_length=10_000,
     ),
 ]
@@ -96,7 +97,8 @@ class Redrive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     key: Key | None = None
     value: (
         Annotated[
-            str, Meta(description="Write this value in place of the record's; requires `place`.")
+            str,
+            Meta(description="Write this value in place of the record's value; requires `place`."),
         ]
         | None
     ) = None

@@ -396,8 +396,8 @@ def _failure_error(failure: Failure, batch: pa.RecordBatch, row: int) -> EngineE
         f"{failure.step} failed for the record of {topic}, partition {partition}, offset {offset}: "
         f"{error}",
         next_step=(
-            "Correct the step or the program that writes the topic, or set the step's on_error to "
-            '"dead_letter" or "skip".'
+            "Correct the step or the program that writes the topic, or set the step's "
+            '`on_error` to "dead_letter" or "skip".'
         ),
     )
 

@@ -150,6 +150,7 @@ def _type(aggregate: Combinable, types: Mapping[str, str]) -> pa.DataType:
         if scale <= PLAIN_SCALE:
             return arrow_type(canonical(kind))
     raise EngineError(
-        f"Partial results of {aggregate.function} over the type {argument} cannot be combined.",
-        next_step="Cast its argument to a decimal with at most six decimal places.",
+        f"Sluice cannot add up results of {aggregate.function} over values of the type {argument}.",
+        next_step=f"Cast the argument of {aggregate.function} to a decimal with at most six "
+        "decimal places.",
     )

@@ -204,7 +204,8 @@ def schema_to_write(values: RegistryFormat, topic: str, registry: Registry) -> R
     if values.registers:
         return registry.register(subject, values.schema, values.kind)
     raise EngineError(
-        f"The subject {subject} in the registry does not have the schema of {topic}.",
+        f"The subject {subject} in the registry does not have the schema with which the pipeline "
+        f"writes {topic}.",
         next_step="Register it: sluice schema push PIPELINE. Or write with a version that the "
         'subject has: version="latest".',
     )

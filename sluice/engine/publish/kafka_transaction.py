@@ -148,8 +148,9 @@ class TransactionalOutput:
             name = self._writer.ref.pipeline
             raise EngineError(
                 f"Generation {last} of {name} has written output, up to batch "
-                f"{self.markers[last].batch.number}, but generation {generation} is current in the "
-                "ledger: the ledger was lost, or restored from an older backup.",
+                f"{self.markers[last].batch.number}, but generation {generation} is current in "
+                "the ledger. Possible causes: the ledger was lost, or was restored from an older "
+                "backup.",
                 next_step=f"{recovery_advice(name)} If this ledger is new on purpose, give the "
                 "pipeline another name.",
             )

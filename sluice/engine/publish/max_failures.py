@@ -72,9 +72,10 @@ def require_few_failures(
     if limit.is_exceeded(sum(rejected.values()), read):
         raise RecordsRejected(
             f"{sum(rejected.values()):,} of the {read:,} records that were read were rejected; "
-            f"max_rejected allows {limit}. {_reasons(rejected, dead_letters)}.",
-            next_step="Nothing from the batch was published. Correct the contract or the producer "
-            "and run again; if such records are expected, raise the pipeline's max_rejected.",
+            f"`max_rejected` allows {limit}. {_reasons(rejected, dead_letters)}.",
+            next_step="Nothing from the batch was published. Correct the contract or the "
+            "producer and run again; if such records are expected, raise the pipeline's "
+            "`max_rejected`.",
         )
     limit = Limit(job.pipeline.max_failures)
     for name, failed in counts.items():
@@ -83,10 +84,10 @@ def require_few_failures(
             example = _example_of(step, dead_letters)
             raise RecordsRejected(
                 f"{step or name.removeprefix(FAILED)} failed for {failed:,} of the {read:,} "
-                "records that were read; max_failures allows "
+                "records that were read; `max_failures` allows "
                 f"{limit}.{example and f' The first error: {example}.'}",
                 next_step="Nothing from the batch was published. Correct the step and run again; "
-                "if such failures are expected, raise the pipeline's max_failures.",
+                "if such failures are expected, raise the pipeline's `max_failures`.",
             )
 
 

@@ -159,7 +159,9 @@ def _choice(symbols: tuple[str, ...]) -> Read:
     def read(data: bytes, at: int) -> tuple[str, int]:
         number, at = _long(data, at)
         if not 0 <= number < len(symbols):
-            raise AvroDataError(f"symbol {number} does not exist; the enum has {len(symbols)}")
+            raise AvroDataError(
+                f"symbol {number} does not exist; the enum has {len(symbols)} symbols"
+            )
         return symbols[number], at
 
     return read
@@ -172,7 +174,9 @@ def _union(branches: tuple[Node, ...]) -> Read:
     def read(data: bytes, at: int) -> tuple[Any, int]:
         number, at = _long(data, at)
         if not 0 <= number < len(reads):
-            raise AvroDataError(f"branch {number} does not exist; the union has {len(reads)}")
+            raise AvroDataError(
+                f"branch {number} does not exist; the union has {len(reads)} branches"
+            )
         value, at = reads[number](data, at)
         if has_pairs and branches[number] != _NULL:
             return (number, value), at

@@ -152,7 +152,8 @@ class RecordKeys:
             if self.source.kind != "stream":
                 raise UnusableKeyError(
                     "null_key",
-                    f"the value is null, and so is Kafka's key: no {name} to delete",
+                    f"the value is null, and so is Kafka's key, so it is unknown which {name} to "
+                    "delete",
                 )
             return None
         try:

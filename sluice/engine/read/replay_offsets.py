@@ -63,8 +63,8 @@ def offsets_at(
     unknown = offsets.keys() - ends.keys()
     if unknown:
         raise EngineError(
-            f"The replay's offsets include partitions that cannot be chosen: {_listed(unknown)}.",
-            next_step=f"Choose among {_listed(ends)}.",
+            f"The replay cannot begin or end in these partitions: {_listed(unknown)}.",
+            next_step=f"Choose among the partitions {_listed(ends)}.",
         )
     return offsets
 

@@ -230,7 +230,7 @@ class RecordReader(TaskOfBatch):
             raise RecordFailed(
                 f"{output.topic}, partition {output.partition}, offset {offset}: "
                 f"{first.reason}: {first.detail}.",
-                next_step='Set the source\'s on_error to "dead_letter" or "skip", and have the '
+                next_step='Set the source\'s `on_error` to "dead_letter" or "skip", and have the '
                 "producer write valid records.",
             )
         outcome = "dropped"
@@ -524,7 +524,7 @@ class StreamReader(RecordReader):
             elif decoder.source.on_time == "fail":
                 raise RecordFailed(
                     f"{output.topic}, partition {output.partition}: {problem[1]}.",
-                    next_step="Set the source's invalid_time to another policy, and have the "
+                    next_step="Set the source's `invalid_time` to another policy, and have the "
                     "producer write valid event times.",
                 )
             elif decoder.source.on_time == "clock":

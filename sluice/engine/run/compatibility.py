@@ -53,8 +53,8 @@ def require_compatible(
     if interrupted():
         next_step = (
             "The last run was interrupted, and its batch needs the pipeline as it was: undo the "
-            f"change, and run it once: sluice run {name}. Then make the change again. Or rebuild "
-            f"all stores: sluice rebuild {name}."
+            f"change, and run the pipeline once: sluice run {name}. Then make the change again. "
+            f"Or rebuild all stores: sluice rebuild {name}."
         )
     elif len(changes) == 1 and len(before.workers) != len(now.workers):
         next_step = (
@@ -73,7 +73,7 @@ def require_compatible(
     what = f"{name} has changed since its state was computed: {'; '.join(changes)}."
     where = ""
     if before.file and now.file and before.file != now.file:
-        where = f" The state is from {before.file}, and this run is of {now.file}."
+        where = f" The state was computed by {before.file}, and this run is of {now.file}."
         next_step += " If this file is a copy, give its pipeline another name."
     raise CompatibilityError(
         f"{what}{where} No records were read.",

@@ -210,8 +210,8 @@ class Lease:
     def _refusal(self, seen: LeaseRow) -> LeaseError:
         return LeaseError(
             f"Another driver is running {self.ref.pipeline!r}: {seen}.",
-            next_step="Wait until it has finished, or end that process. Its lease becomes free "
-            f"{self.patience.silence_s:.0f} s after the last renewal.",
+            next_step="Wait until that driver has finished, or end its process. The lease "
+            f"becomes free {self.patience.silence_s:.0f} s after the last renewal.",
         )
 
     def _renew(self) -> None:

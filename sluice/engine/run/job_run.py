@@ -608,8 +608,8 @@ def require_reachable(master: str, locations: Sequence[str]) -> None:
         raise SettingsError(
             f"The executors of {master} cannot open {shown(files[0])}: "
             "only processes on one host can open a SQLite file.",
-            next_step="Set SLUICE_SHARDS to a PostgreSQL database, or start a state server per "
-            "worker.",
+            next_step="Set SLUICE_SHARDS to a PostgreSQL database, or start a state server for "
+            "each worker.",
         )
 
 

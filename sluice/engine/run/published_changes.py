@@ -110,8 +110,8 @@ def _of_contracts(before: GenerationInfo, now: GenerationInfo) -> Iterator[Pipel
                 continue
             effect = (
                 f"From the next run on, {change.rejected} become dead letters, unless the source "
-                f"has another on_error. That includes unread records that are in {topic} already, "
-                "and in a rebuild all earlier records."
+                f"has another `on_error`. That includes unread records that are in {topic} "
+                "already, and in a rebuild all earlier records."
             )
             yield PipelineChange(Weight.WARNING, text, effect)
 

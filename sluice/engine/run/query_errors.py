@@ -52,7 +52,8 @@ def query_errors(storage: Storage, lease: Lease) -> Iterator[None]:
             full = "A disk is full, for example the disk with the shards or with temporary files"
             advice = f"{full}: free some space. {advice}"
         raise EngineError(
-            f"The query of {storage.job.pipeline.name} failed: {sentence(_cause(message))}",
+            f"Spark's streaming query of {storage.job.pipeline.name} failed: "
+            f"{sentence(_cause(message))}",
             next_step=advice,
         ) from failed
     except ConnectionError:

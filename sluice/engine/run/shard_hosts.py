@@ -44,10 +44,11 @@ def require_host_of_shards(
         f"The shards of {name} are SQLite files of the host {last.host}, such as {absent[0]}, "
         f"which this host, {own}, does not have.",
         next_step=(
-            f"Let Airflow run {name} on {last.host} only, with a queue of its Airflow worker. Or "
-            "use shards that all hosts reach: set SLUICE_SHARDS to a PostgreSQL database on all "
-            f"hosts, and compute the state again: sluice rebuild {name}. If {last.host} or its "
-            f"files are lost for good, this command computes the state again on {own}."
+            f"Let Airflow run {name} on {last.host} only, with a queue that only the Airflow "
+            "worker of this host has. Or use shards that all hosts reach: set SLUICE_SHARDS to a "
+            "PostgreSQL database on all hosts, and compute the state again: sluice rebuild "
+            f"{name}. If {last.host} or its files are lost for good, this command computes the "
+            f"state again on {own}."
         ),
     )
 

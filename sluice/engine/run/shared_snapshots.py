@@ -104,7 +104,7 @@ def _newest(ledger: Ledger, store: SharedStore) -> Published:
         info = ledger.generations.get(snapshot.ref)
         if info is None:
             raise EngineError(
-                f"The pipeline {store.pipeline!r} has just got another generation.",
+                f"The pipeline {store.pipeline!r} has just switched to another generation.",
                 next_step="Run again.",
             )
         return Published(snapshot, info)

@@ -296,8 +296,8 @@ class Generations(LedgerPart):
             require_epoch(connection, lease.ref, lease.epoch)
             if _current_number(connection, ref.pipeline) == ref.generation:
                 raise StateError(
-                    f"Generation {ref.generation} of {ref.pipeline!r} is the current one, which "
-                    "readers see.",
+                    f"Generation {ref.generation} of {ref.pipeline!r} is the current one, so it "
+                    "cannot be removed.",
                     next_step="Look at the pipeline's generations: "
                     f"sluice generations list {ref.pipeline}.",
                 )

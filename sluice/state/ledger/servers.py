@@ -43,7 +43,7 @@ class Servers(LedgerPart):
             if before is not None and not takes_over:
                 raise Refused(
                     f"Another state server has registered the address {address_of(host, port)}, "
-                    "which on each host leads to this host itself.",
+                    "which on every host means that host itself.",
                     next_step="Let each server listen on an address that other hosts can reach: "
                     "--bind and --host. If the other server's shards are gone for good, start "
                     "with --take-over.",

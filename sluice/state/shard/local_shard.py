@@ -608,7 +608,9 @@ class LocalShard(Shard):
 
     def _require_sealed(self) -> None:
         if not self._driver.is_sealed():
-            raise Refused("The shard is in use. Only a sealed shard can be filled from another.")
+            raise Refused(
+                "The shard is in use. Only a sealed shard can be filled from another shard."
+            )
 
 
 def _checked_digest(

@@ -33,7 +33,7 @@ def test_a_changed_copy_is_told_whose_state_it_would_change() -> None:
         registered("orders", "/srv/orders.py"),
         registered("orders_v2", "/home/ada/orders.py"),
     )
-    said = "The state is from /srv/orders.py, and this run is of /home/ada/orders.py."
+    said = "The state was computed by /srv/orders.py, and this run is of /home/ada/orders.py."
     assert said in refused.detail
     assert refused.next_step.endswith("If this file is a copy, give its pipeline another name.")
 

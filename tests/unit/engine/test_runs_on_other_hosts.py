@@ -33,7 +33,7 @@ def test_a_sqlite_file_on_a_cluster_is_refused_with_the_next_step(master: str) -
     assert FILE in refused.value.detail
     assert (
         refused.value.next_step
-        == "Set SLUICE_SHARDS to a PostgreSQL database, or start a state server per worker."
+        == "Set SLUICE_SHARDS to a PostgreSQL database, or start a state server for each worker."
     )
 
 

@@ -31,7 +31,7 @@ def error_of(cause: str) -> str:
 
 def test_a_full_disk_is_named_with_what_to_do() -> None:
     assert error_of("OSError: [Errno 28] No space left on device") == (
-        "The query of orders failed: OSError: [Errno 28] No space left on device. A disk is full, for example "
+        "Spark's streaming query of orders failed: OSError: [Errno 28] No space left on device. A disk is full, for example "
         "the disk with the shards or with temporary files: free some space. "
         "Nothing from the batch was published; the next run retries it."
     )
@@ -39,7 +39,7 @@ def test_a_full_disk_is_named_with_what_to_do() -> None:
 
 def test_any_other_error_ends_with_what_the_next_run_does() -> None:
     assert error_of("java.io.IOException: Stream is corrupted.") == (
-        "The query of orders failed: java.io.IOException: Stream is corrupted. Nothing from the batch was published; "
+        "Spark's streaming query of orders failed: java.io.IOException: Stream is corrupted. Nothing from the batch was published; "
         "the next run retries it."
     )
 

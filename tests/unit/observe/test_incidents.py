@@ -260,8 +260,14 @@ INCIDENTS: dict[Callable[[Stage], None], tuple[FailureKind, str]] = {
     ),
     flood: ("rejections", "19,406"),
     unexpected: ("expectations", "amount >= 0 is not true for 5 of 20 records"),
-    host_silent: ("host", "no program listens at this port. Start it again on its host"),
-    host_hangs: ("host", "accepts connections, but has not answered within 0.3 s. End its process"),
+    host_silent: (
+        "host",
+        "no program listens at this port. Start the state server again on its host",
+    ),
+    host_hangs: (
+        "host",
+        "accepts connections, but has not answered within 0.3 s. End the state server's process",
+    ),
     disk_full: ("disk", "GiB left for"),
     clock_off: ("clock", "ahead of the clock of"),
     over_budget: ("budget", "orders used 2.50 CPU hours of 2 today. See Costs on the page."),

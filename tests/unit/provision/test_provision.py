@@ -233,7 +233,7 @@ def test_the_version_is_read_from_the_file_of_an_installation_without_starting_j
         ('openjdk version "11.0.2" 2019-01-15', "is Java 11, but Spark and Kafka need 17 or newer"),
         (
             "The operation could not be completed.",
-            "Cannot find the version of .*java, which says: 'The operation",
+            "Cannot find the version of .*java in its output: 'The operation",
         ),
     ],
 )
