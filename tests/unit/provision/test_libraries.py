@@ -255,7 +255,7 @@ def test_an_archive_of_the_folder_itself_is_refused(requirements: Path) -> None:
         written.writestr("packages/tinylib-1.0.dist-info/METADATA", "Name: tinylib\nVersion: 1.0\n")
     said = refusal(packages)
     assert "has its packages in the folder packages, not at its top. Make the archive from" in said
-    assert of(packages).failure.endswith("in the folder packages.")
+    assert of(packages).failure.endswith("in the folder packages, not at its top.")
 
 
 def test_a_home_that_cannot_be_written_is_told(archive: Path) -> None:
