@@ -483,7 +483,7 @@ class DeltaSink:
             self.spark.sql(f"ALTER TABLE {self._table} {properties}")
         elif writer != self.pipeline:
             raise EngineError(
-                f"{writer} writes the table {self.target.output} ({self.target.at}), too.",
+                f"{writer} already writes the table {self.target.output} ({self.target.at}).",
                 next_step=(
                     f"Give one of them another table. If {writer} no longer writes it: ALTER TABLE "
                     f"{self._table} {properties}."

@@ -107,8 +107,8 @@ def _require_usable(url: URL, what: str, variable: str) -> None:
         raise StateError(
             f"The database of the {what} is read-only: default_transaction_read_only is on.",
             next_step=f"If that is no longer intended: ALTER DATABASE {database} SET "
-            "default_transaction_read_only = off. The role or the server may have the setting, "
-            "too.",
+            "default_transaction_read_only = off. The setting may also come from the role or the "
+            "server.",
         )
 
 

@@ -1025,7 +1025,7 @@ class Stream(Handle[V]):
         for node in self.pipeline.nodes:
             if isinstance(node, nodes.Expect) and node.label == label:
                 raise TopologyError(
-                    f"{where}: the expectation at {node.at} has the name {label!r}, too.",
+                    f"{where}: the expectation at {node.at} already has the name {label!r}.",
                     next_step="Pass another name=.",
                 )
         self.pipeline.add(

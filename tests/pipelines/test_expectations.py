@@ -158,7 +158,7 @@ def test_mistakes_are_found_when_the_file_is_loaded(options: dict[str, Any], why
 def test_two_expectations_need_two_names() -> None:
     pipeline = Pipeline("twice")
     sales = sales_of(pipeline).expect("amount > 0")
-    with pytest.raises(TopologyError, match="has the name 'amount > 0', too"):
+    with pytest.raises(TopologyError, match="already has the name 'amount > 0'"):
         sales.expect("amount > 0")
 
 

@@ -406,7 +406,7 @@ def test_a_table_has_one_writer(url: str, query: Query) -> None:
     begun(url, target("log", None))
     other = PostgresTables("elsewhere", url, "sales", [target("public.log", None)])
     with pytest.raises(
-        EngineError, match=r"The pipeline shops writes the table public\.log, too \(shops\.py:7\)"
+        EngineError, match=r"The pipeline shops already writes the table public\.log \(shops\.py:7\)"
     ):
         other.begin(None)
     begun(url, target("totals"))  # the pipeline no longer writes `log`
@@ -503,5 +503,5 @@ def test_a_renamed_pipeline_takes_over_its_tables(url: str, query: Query) -> Non
 def test_another_pipeline_does_not_take_over_tables(url: str, query: Query) -> None:
     begun(url).write(batch(0), rows(("a", "1")))
     other = PostgresTables("warehouse", url, "markets", (target(),), formerly=("older",))
-    with pytest.raises(EngineError, match="The pipeline shops writes the table"):
+    with pytest.raises(EngineError, match="The pipeline shops already writes the table"):
         other.begin(None)
