@@ -177,8 +177,8 @@ class PostgresTables:
         if taken is not None:
             pipeline, name = taken
             raise EngineError(
-                f"The pipeline {pipeline} already writes the table {name} ({writers[name].at}). Each "
-                "would replace the other's rows.",
+                f"The pipeline {pipeline} already writes the table {name} ({writers[name].at}). "
+                "Each would replace the other's rows.",
                 next_step=(
                     f"Give one of them another table. If {pipeline} no longer writes it: "
                     f"UPDATE {BATCHES} SET tables = array_remove(tables, '{name}') "

@@ -406,7 +406,8 @@ def test_a_table_has_one_writer(url: str, query: Query) -> None:
     begun(url, target("log", None))
     other = PostgresTables("elsewhere", url, "sales", [target("public.log", None)])
     with pytest.raises(
-        EngineError, match=r"The pipeline shops already writes the table public\.log \(shops\.py:7\)"
+        EngineError,
+        match=r"The pipeline shops already writes the table public\.log \(shops\.py:7\)",
     ):
         other.begin(None)
     begun(url, target("totals"))  # the pipeline no longer writes `log`
