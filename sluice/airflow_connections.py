@@ -193,9 +193,10 @@ def database_url(connection: str) -> str:
         raise SettingsError(
             f"Connection {connection!r} is of type {database.conn_type}, not Postgres.",
             next_step=(
-                "Change its type to Postgres: a pipeline uses a table of this database. For "
-                "look-ups in another kind of database, delete the connection and set the "
-                f"environment variable {connection_variable(connection)} to the database's URL."
+                "Change the connection's type to Postgres: a pipeline uses a table of this "
+                "database. For look-ups in another kind of database, delete the connection and "
+                f"set the environment variable {connection_variable(connection)} to the "
+                "database's URL."
             ),
         )
     user = quote(database.login or "", safe="")

@@ -46,7 +46,8 @@ def warm(
             if not is_free:
                 raise SettingsError(
                     f"A warm driver with these settings is already running at {path}.",
-                    next_step="End it first, or change SLUICE_MEMORY or SLUICE_SPARK_CONF.",
+                    next_step="End that warm driver first, or change SLUICE_MEMORY or "
+                    "SLUICE_SPARK_CONF.",
                 )
             os.environ[warm_driver.LIMITS] = json.dumps(asdict(limits))
             os.environ[warm_driver.KEY] = key

@@ -158,8 +158,8 @@ def jvm_errors() -> Iterator[None]:
     except (Py4JNetworkError, ConnectionError) as error:
         raise EngineError(
             "The driver's JVM has ended.",
-            next_step="It was killed or ran out of memory: see the logs of its host. "
-            "The next run repeats the batch.",
+            next_step="The JVM was killed or ran out of memory: see the logs of the driver's "
+            "host. The next run repeats the batch.",
         ) from error
 
 

@@ -50,8 +50,8 @@ def provider() -> Any:
     except ImportError:
         raise SettingsError(
             "AWS MSK with IAM needs the package aws-msk-iam-sasl-signer-python.",
-            next_step="Install it here and, on a cluster, on each executor's host: "
-            "pip install 'sluice-streams[msk]'.",
+            next_step="Install the package here and, on a cluster, on each executor's host: pip "
+            "install 'sluice-streams[msk]'.",
         ) from None
     return MSKAuthTokenProvider
 

@@ -142,7 +142,8 @@ def _imported(name: str) -> TokenFunction:
         raise SettingsError(
             f"The function {name} in the Kafka setting {FUNCTION} cannot be imported: its module "
             "is missing.",
-            next_step="Name it with its module, such as my_company.tokens.kafka_token.",
+            next_step="Write the function's name with its module, such as "
+            "my_company.tokens.kafka_token.",
         )
     try:
         found = getattr(importlib.import_module(module), function)
@@ -150,7 +151,8 @@ def _imported(name: str) -> TokenFunction:
         raise SettingsError(
             f"The function {name} in the Kafka setting {FUNCTION} cannot be imported: "
             f"{sentence(error)}",
-            next_step="Install its package here and, on a cluster, on each executor's host.",
+            next_step="Install the function's package here and, on a cluster, on each executor's "
+            "host.",
         ) from None
     if not callable(found):
         raise SettingsError(

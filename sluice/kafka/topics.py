@@ -288,7 +288,7 @@ def read_topic(
             if metadata.error is not None:
                 raise EngineError(
                     f"Topic {topic} cannot be read: {sentence(metadata.error.str())}",
-                    next_step="Check its name.",
+                    next_step="Check the topic's name.",
                 )
             bounds: dict[int, tuple[int, int]] = {}
             for number in metadata.partitions:

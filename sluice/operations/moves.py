@@ -92,8 +92,8 @@ def require_server(ledger: Ledger, place: Placement, database: str = "") -> None
         own_address = address_of(card.host, card.port)
         raise Refused(
             f"The state server at {address} reports another address, {own_address}.",
-            next_step=f"Use the address {own_address}. If it does not lead to the server from "
-            "here, restart the server with --host.",
+            next_step=f"Use the address {own_address}. If this address does not lead to the "
+            "server from here, restart the server with --host.",
         )
     if ledger.servers.identity(*place.address) not in ("", card.server):
         raise Refused(

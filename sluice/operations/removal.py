@@ -118,7 +118,7 @@ def remove(
             workers = joined(list(map(str, sorted(standbys))))
             raise Refused(
                 f"{pipeline} has standbys for the workers {workers}.",
-                next_step=f"Remove them first: sluice standby remove {pipeline} WORKER.",
+                next_step=f"Remove the standbys first: sluice standby remove {pipeline} WORKER.",
             )
         if readers := readers_of(ledger, pipeline):
             raise Refused(
@@ -136,7 +136,8 @@ def remove(
             raise StateError(
                 f"These shards of {pipeline} could not be deleted: {', '.join(places)}. Queries no "
                 "longer find the pipeline.",
-                next_step=f"When their database or server answers: sluice remove {pipeline}.",
+                next_step="When the database or server of these shards answers, repeat: sluice "
+                f"remove {pipeline}.",
             )
         delete_topics(settings.kafka, removal.topics)
         try:

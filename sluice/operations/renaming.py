@@ -178,8 +178,8 @@ def _require_possible(
         workers = joined(list(map(str, sorted(standbys))))
         raise Refused(
             f"{old} has standbys for the workers {workers}.",
-            next_step=f"Remove them first: sluice standby remove {old} WORKER. "
-            "Add them again afterwards.",
+            next_step=f"Remove the standbys first: sluice standby remove {old} WORKER. Add them "
+            "again afterwards.",
         )
     if ledger.generations.forgotten(old):
         raise Refused(
@@ -230,7 +230,9 @@ def undo(settings: Settings, old: str, new: str) -> None:
             is_switched = begun is not None and begun.phase == "switched"
             raise Refused(
                 f"No renaming of {old} to {new} can be undone.",
-                next_step=f"Finish it: sluice rename {old} {new} --yes." if is_switched else "",
+                next_step=f"Finish the renaming: sluice rename {old} {new} --yes."
+                if is_switched
+                else "",
             )
         with _all_leases(ledger, settings, old, PATIENCE):
             for info in ledger.generations.all(old):
@@ -365,7 +367,8 @@ def _finish(ledger: Ledger, settings: Settings, old: str, new: str) -> None:
         raise StateError(
             f"These shards of {old} could not be deleted: {', '.join(places)}. "
             f"The pipeline has the name {new} now.",
-            next_step=f"When their database or server answers: sluice rename {old} {new} --yes.",
+            next_step="When the database or server of these shards answers, repeat: sluice "
+            f"rename {old} {new} --yes.",
         )
     fence_redrives(settings.kafka, old)
     delete_topics(settings.kafka, own_topics(old))

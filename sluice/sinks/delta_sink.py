@@ -133,7 +133,8 @@ class DeltaTarget(Target):
             raise EngineError(
                 f"The table {self.output} ({self.at}) needs the types of its columns "
                 f"{', '.join(unknown)}, which are unknown.",
-                next_step=f'Give them: types={{"{unknown[0]}": "STRING"}}. Or create the table.',
+                next_step=f'Give the types: types={{"{unknown[0]}": "STRING"}}. Or create the '
+                "table.",
             )
         return tuple(columns)
 

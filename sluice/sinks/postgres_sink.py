@@ -199,7 +199,8 @@ class PostgresTables:
                 raise EngineError(
                     f"The table {BATCHES} in the database of {self.connection} is from before the "
                     "first release of Sluice.",
-                    next_step=f"Drop it: DROP TABLE {BATCHES}. The next runs write all rows again.",
+                    next_step=f"Drop the table: DROP TABLE {BATCHES}. The next runs write all "
+                    "rows again.",
                 )
             if self.formerly:
                 # Rename the row: a driver with the former name then finds no row.
@@ -451,8 +452,8 @@ def _create_or_check(
                     f"The table {target.output} ({target.at}) is gone, with the rows of earlier "
                     "batches.",
                     next_step=(
-                        f"Restore it. To continue with an empty table: UPDATE {BATCHES} SET "
-                        f"rows = rows - '{target.output}', and then run again."
+                        f"Restore the table. To continue with an empty table: UPDATE {BATCHES} "
+                        f"SET rows = rows - '{target.output}', and then run again."
                     ),
                 )
             _create(database, target)
@@ -465,7 +466,7 @@ def _create(database: psycopg.Connection, target: PostgresTarget) -> None:
         raise EngineError(
             f"The table {target.output} ({target.at}) does not exist, and the types of its columns "
             f"{', '.join(unknown)} are unknown.",
-            next_step=f'Give them: types={{"{unknown[0]}": "text"}}. Or create the table.',
+            next_step=f'Give the types: types={{"{unknown[0]}": "text"}}. Or create the table.',
         )
     definitions: list[Composable] = []
     for name, kind in target.created.items():

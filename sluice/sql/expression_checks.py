@@ -118,7 +118,7 @@ def require_valid(text: str, types: Mapping[str, str], where: str, need: Need = 
     if any(map(aggregates, tree.walk())) and tree.find(exp.CurrentTimestamp, exp.CurrentDate):
         raise TopologyError(
             f"{where} uses the current time in an aggregate.",
-            next_step="Make it a field of the record first, for example with "
+            next_step="Make the current time a field of the record first, for example with "
             'select(at="current_timestamp()").',
         )
     kind = _kind(tree, kinds)

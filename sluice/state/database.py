@@ -181,7 +181,7 @@ def open_engine(url: URL) -> Engine:
     except OSError as error:
         raise StateError(
             f"Cannot create the database file: {error.strerror}.",
-            next_step="Check its folder (SLUICE_HOME, SLUICE_LEDGER or SLUICE_SHARDS): "
+            next_step="Check the file's folder (SLUICE_HOME, SLUICE_LEDGER or SLUICE_SHARDS): "
             "its permissions and free space.",
         ) from None
     path, durable = path.absolute(), is_durable(url)

@@ -90,7 +90,8 @@ def answers_name(
     if name is None and own.startswith("<"):
         raise TopologyError(
             f"{where}: the function has no name under which its answers can be recorded.",
-            next_step='Name them, such as answers="scores", or do not record them: keep=None.',
+            next_step='Name the answers, such as answers="scores", or do not record them: '
+            "keep=None.",
         )
     name = own if name is None else name
     pipeline.claim("answers", name)

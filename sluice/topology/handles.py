@@ -104,7 +104,7 @@ class Handle(Generic[V]):
         if other.pipeline is not self.pipeline:
             raise TopologyError(
                 f"{where}: the other side belongs to another pipeline, {other.pipeline.name!r}.",
-                next_step="Make both with the methods of one Pipeline.",
+                next_step="Make both sides with the methods of one Pipeline.",
             )
 
     def _result_shape(

@@ -38,7 +38,7 @@ def pulled_schema(where: str, subject: str) -> RegisteredSchema:
             return read_file(place)
     raise TopologyError(
         f"{where}: there is no file {path}.",
-        next_step=f"Write it: sluice schema pull {subject}. Then add it to version control.",
+        next_step=f"Write the file: sluice schema pull {subject}. Then add it to version control.",
     )
 
 
@@ -48,7 +48,7 @@ def read_file(path: Path) -> RegisteredSchema:
     except (OSError, msgspec.DecodeError) as error:
         raise TopologyError(
             f"{path} cannot be read: {error}.",
-            next_step="Write it again: sluice schema pull SUBJECT.",
+            next_step="Write the file again: sluice schema pull SUBJECT.",
         ) from None
 
 

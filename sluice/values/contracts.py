@@ -311,7 +311,8 @@ def _require_different(name: str, others: Iterable[str], where: str) -> None:
             raise TopologyError(
                 f"{where}: the fields {other} and {name} differ only in case, which Spark SQL "
                 "ignores.",
-                next_step="Leave one out, or give the values a Serde whose decoder renames it.",
+                next_step="Leave one of them out, or give the values a Serde whose decoder "
+                "renames one of them.",
             )
 
 

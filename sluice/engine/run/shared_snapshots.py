@@ -151,7 +151,8 @@ def _require_readable(described: StoreInfo, store: SharedStore, kind: str, reade
     if described.windows is not None:
         raise EngineError(
             f"The store {store} has windows, but lookup_in reads a single value per key.",
-            next_step="Let its pipeline keep the newest window in a table, or write it to a topic.",
+            next_step="Let the pipeline of the store keep the newest window in a table, or write "
+            "the store to a topic.",
         )
     lacking = [*differences(described.value, kind)] if described.value else []
     if lacking:

@@ -314,8 +314,8 @@ def _argument_types(job: Job, edge: Edge, earlier: list[str], kinds: list[str]) 
             raise TopologyError(
                 f"{job.pipeline.steps[edge.target]}: a column would add up values of the types "
                 f"{of_earlier} and {kind}.",
-                next_step="Convert them to the same type with CAST, or use another name "
-                "for one column.",
+                next_step="Convert them to the same type with CAST, or give one of the two "
+                "columns another name.",
             )
         if of_earlier == "void":
             types.append(kind)

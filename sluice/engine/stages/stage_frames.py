@@ -79,7 +79,7 @@ def _call(step: Transformation, argument: DataFrame) -> DataFrame:
     if not isinstance(result, DataFrame):
         raise EngineError(
             f"The function at {step.at} returns {type(result).__name__}, not a DataFrame.",
-            next_step="Return the DataFrame that it got, with further columns.",
+            next_step="Let the function return its DataFrame with further columns.",
         )
     return result
 
@@ -110,7 +110,8 @@ def _require_columns(step: Transformation, result: DataFrame) -> None:
     if missing:
         raise EngineError(
             f"The function at {step.at} returns a DataFrame without {', '.join(sorted(missing))}.",
-            next_step="Return its argument with further columns, as withColumn does.",
+            next_step="Let the function return its DataFrame with further columns, as withColumn "
+            "does.",
         )
     for name, _, kind in step.outputs:
         returned, declared = result.schema[name].dataType, parse_ddl(kind)

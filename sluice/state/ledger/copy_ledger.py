@@ -36,8 +36,8 @@ def copy_ledger(
             raise Refused(
                 f"Meanwhile, a run or another command has added the pipeline {pipeline!r} to the "
                 "ledger. Nothing has been copied.",
-                next_step="Use that state, or repeat the command with empty places for ledger and "
-                "shards.",
+                next_step="Use the state that the ledger has now, or repeat the command with "
+                "empty places for ledger and shards.",
             )
         for table in METADATA.sorted_tables:
             # Columns that count up automatically are not copied, because the target's database

@@ -98,8 +98,8 @@ class Placements(LedgerPart):
                 raise Refused(
                     f"Worker {placement.number} of {placement.pipeline!r} is at "
                     f"{before.host_port}, not here.",
-                    next_step="To bring it here, start this server without --workers, then: "
-                    f"sluice move {placement.pipeline} {placement.number} "
+                    next_step="To bring the worker here, start this server without --workers, "
+                    f"then: sluice move {placement.pipeline} {placement.number} "
                     f"{placement.host_port}{tls}",
                 )
             # The address is the same, but `tls` differs if the server has got a certificate since
@@ -266,8 +266,8 @@ def _overtaken(now: Placement | None, move: Move) -> Refused:
     return Refused(
         f"In the meantime, another command has moved worker {move.number} of {move.pipeline!r}, or "
         f"has begun to move it. The worker is {place}, and this command has not changed that.",
-        next_step=f"Look where it is: sluice workers {move.pipeline}. "
-        "Move it again if it has to be elsewhere.",
+        next_step=f"Look where the worker is: sluice workers {move.pipeline}. Move the worker "
+        "again if it has to be elsewhere.",
     )
 
 

@@ -75,7 +75,7 @@ class Quarantine(LedgerPart):
                 raise Refused(
                     f"The shard of worker {worker} of {ref.pipeline!r} was moved, or its "
                     "quarantine has changed, while it was read. Its quarantine is left as it is.",
-                    next_step=f"Read it again: sluice audit {ref.pipeline} --verify.",
+                    next_step=f"Read the shard again: sluice audit {ref.pipeline} --verify.",
                 )
             replace_quarantine(connection, ref, worker, reason)
 

@@ -117,14 +117,15 @@ class Renames(LedgerPart):
             raise Refused(
                 f"{pipeline} was renamed to {former.name}.",
                 next_step="Use the new name in the pipeline's file. To use the former name for "
-                f"another pipeline, first free it: sluice remove {pipeline}.",
+                f"another pipeline, first free this name: sluice remove {pipeline}.",
             )
         for rename in self.to(pipeline):
             if rename.phase != "done":
                 back = "" if rename.phase == "switched" else ", or go back with --undo"
                 raise Refused(
                     f"The renaming of {rename.former} to {pipeline} has not ended.",
-                    next_step=f"Finish it: sluice rename {rename.former} {pipeline} --yes{back}.",
+                    next_step=f"Finish the renaming: sluice rename {rename.former} {pipeline} "
+                    f"--yes{back}.",
                 )
 
     def begin(self, lease: LeaseRow, name: str) -> None:

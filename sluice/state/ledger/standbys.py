@@ -162,7 +162,7 @@ class Standbys(LedgerPart):
                 raise Refused(
                     f"In the meantime, another command has moved worker {standby.number} of "
                     f"{standby.pipeline!r}, or has begun to move it. The standby was not promoted.",
-                    next_step=f"Look where it is: sluice workers {standby.pipeline}. "
+                    next_step=f"Look where the worker is: sluice workers {standby.pipeline}. "
                     "Repeat the command if needed.",
                 )
             new_place = replace_placement(connection, standby)

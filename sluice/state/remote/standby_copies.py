@@ -159,9 +159,9 @@ def promote_standby(
         raise Refused(
             f"The standby of worker {number} of {ref.pipeline!r} at {standby.host_port} has "
             f"{copy_text}, but {ref.generation}.{batch} is published.",
-            next_step="Bring the worker's server back. If it is lost, accept that the state is "
-            f"computed again from the topics: sluice standby promote {ref.pipeline} {number} "
-            "--stale",
+            next_step="Bring the worker's server back. If the server is lost, accept that the "
+            f"state is computed again from the topics: sluice standby promote {ref.pipeline} "
+            f"{number} --stale",
         )
     old, quarantined = info.workers[number].location, ""
     if is_stale:

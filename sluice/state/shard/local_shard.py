@@ -385,7 +385,8 @@ class LocalShard(Shard):
         ):
             if written != there:
                 raise DamagedState(
-                    f"The shard is damaged: {written} {what} were written, but it has {there}."
+                    f"The shard is damaged: {written} {what} were written, but the shard has "
+                    f"{there}."
                 )
         return int(rows_there + states_there)
 
@@ -659,8 +660,8 @@ def _discard_sealed(url: str) -> None:
         if not shard.is_sealed() and shard.batches():
             raise Refused(
                 f"The worker already has a shard here, which was not moved away: {shown(url)}.",
-                next_step="If this shard is in use, start the state server with --workers. "
-                "Otherwise, check the shard in use: sluice audit PIPELINE --verify. If it is "
-                "intact, delete the shard here.",
+                next_step="If this shard is in use, start the state server with --workers. If "
+                "another shard is in use, check that shard: sluice audit PIPELINE --verify. If "
+                "that shard is intact, delete the shard here.",
             )
     drop(url)

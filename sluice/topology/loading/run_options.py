@@ -231,8 +231,8 @@ def run_options(folder: Path, file: Path | None, pipeline: str) -> RunOptions:
     for exceeded in _exceeded(options, limits, pipeline):
         raise SettingsError(
             f"{place}: the pipeline {pipeline} has {exceeded}.",
-            next_step="Change it, or ask the platform's team to add the pipeline to may_exceed in "
-            f"[limits] of {folder / FILE}.",
+            next_step="Correct the file, or ask the platform's team to add the pipeline to "
+            f"may_exceed in [limits] of {folder / FILE}.",
         )
     return options
 

@@ -192,7 +192,7 @@ def test_the_next_driver_detects_deleted_rows(shard: LocalShard, table: str, kin
     run(shard, 0, a=1, b=1, c=1)
     shard.begin_run(1, 0)
     shard._driver.execute(f"DELETE FROM {table} WHERE key = 'b'")
-    with pytest.raises(DamagedState, match=f"3 {kind} were written, but it has 2"):
+    with pytest.raises(DamagedState, match=f"3 {kind} were written, but the shard has 2"):
         shard.begin_run(2, 0)
 
 

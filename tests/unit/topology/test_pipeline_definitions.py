@@ -263,7 +263,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "a count of nothing": (lambda: sales().group_by("shop").aggregate(store="s", n="count()"), r"Write count\(\*\)"),
     "an aggregate of the current time": (
         lambda: sales().group_by("shop").aggregate(store="s", at="max(current_timestamp())"),
-        r"uses the current time in an aggregate\. Make it a field of the record first",
+        r"uses the current time in an aggregate\. Make the current time a field of the record first",
     ),
     "the headers of a result": (
         lambda: sales().deduplicate("shop", within="1 hour").filter("_headers['a'] = 'b'"),
