@@ -206,8 +206,8 @@ def schema_to_write(values: RegistryFormat, topic: str, registry: Registry) -> R
     raise EngineError(
         f"The subject {subject} in the registry does not have the schema with which the pipeline "
         f"writes {topic}.",
-        next_step="Register the schema: sluice schema push PIPELINE. Or write with a version that the "
-        'subject has: version="latest".',
+        next_step="Register the schema: sluice schema push PIPELINE. Or write with a version that "
+        'the subject has: version="latest".',
     )
 
 
