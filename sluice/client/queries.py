@@ -276,7 +276,8 @@ class Queries:
         """Yield each new snapshot when it is published.
 
         The first one is the newest snapshot or, with `since`, the first snapshot after `since`. The
-        iterator never ends by itself. It raises StateError if the server ends the stream, for
+        iterator never ends by itself. The iterator raises StateError if the server ends the stream,
+        for
         example when somebody stops the server. To continue, call `changes` again with the last
         snapshot as `since`.
         """

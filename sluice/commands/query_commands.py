@@ -237,7 +237,10 @@ def combine(
     store: Store,
     field: Field = "",
     group_by: Annotated[
-        str, typer.Option(help="A field, _key, the window's _start, or _all for one group.")
+        str,
+        typer.Option(
+            help="A field, _key, _start (the window's start), or _all for a single group."
+        ),
     ] = "_all",
     order: Annotated[str, typer.Option(help="Sort by group, entries, sum, min or max.")] = "group",
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of groups.")] = 1_000,

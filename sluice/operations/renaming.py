@@ -173,7 +173,7 @@ def _require_possible(
     ledger: Ledger, settings: Settings, old: str, new: str, *, begun: bool
 ) -> None:
     if old == new:
-        raise Refused(f"{old} has this name already.")
+        raise Refused(f"The pipeline already has the name {old}.")
     if standbys := ledger.standbys.of(old):
         workers = joined(list(map(str, sorted(standbys))))
         raise Refused(

@@ -113,7 +113,7 @@ def _earlier(ledger: Ledger, current: GenerationRef) -> GenerationInfo:
             assert info is not None
             return info
     raise EngineError(
-        f"{current.pipeline} has no earlier generation than {current.generation} any more.",
+        f"{current.pipeline} no longer has a generation before {current.generation}.",
         next_step="After a promotion, the earlier generation is kept only until the next replay, "
         "deployment or rebuild. Build the earlier state from the topics: "
         f"sluice deploy {current.pipeline}, with "

@@ -58,8 +58,8 @@ class _Stateless(Operator[None]):
 class Call(_Stateless):
     """Replaces each value with the result of an author's function. A null value stays null.
 
-    The function takes key and value, and returns a result. With `size`, it takes a list of up to
-    `size` values, and returns a result for each.
+    The function takes key and value, and returns a result. With `size`, the function takes a list
+    of up to `size` values, and returns a result for each.
     """
 
     def __init__(

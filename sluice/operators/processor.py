@@ -251,8 +251,8 @@ class Store(Generic[V]):
     def put(self, key: str, value: V, *, headers: HeadersArgument | None = None) -> None:
         """Set the value of a key. The time to live of the value begins again.
 
-        If the store keeps headers, it stores `headers`, by default the headers of the current
-        record. A timer has no headers.
+        If the store keeps headers, `put` also stores `headers`, by default the headers of the
+        current record. A timer has no headers.
         """
         if type(key) is not str:
             raise TypeError(f"a key of store {self.name!r} must be a str, not {type(key).__name__}")
@@ -619,7 +619,7 @@ class Context(ContextBase):
 class ValueContext(ContextBase):
     """The stores, timers and outputs of a `ValueProcessor`.
 
-    Its results have the key of the current record or timer.
+    The processor's results have the key of the current record or timer.
     """
 
     def forward(

@@ -75,10 +75,12 @@ def Avro(  # noqa: N802  (reads as a type)
     `value` is the class of the values, such as `Avro(Order)`, or a subject, such as
     `Avro("orders-value")`, whose schema `sluice schema pull orders-value` has written to the folder
     `schemas` beside the pipeline's file. Each record that is read is decoded by the schema that it
-    names, and resolved against the class as Avro resolves it.
+    names, and then resolved against the class, as Avro resolves a writer's schema against a
+    reader's.
 
     Records are written with the schema that follows from the class, which the subject must have:
-    see `sluice schema push`. With `register=True`, a run registers it. `version` is a number or
+    see `sluice schema push`. With `register=True`, a run registers this schema. `version` is a
+    number or
     "latest", and `metadata` chooses the latest version with this metadata; records are then written
     with that version. The subject is `TOPIC-value`. With `strategy="record"`, it is the record's
     name in the `namespace`; with `"topic_record"`, it consists of the topic's and the record's
@@ -299,9 +301,10 @@ def JsonSchema(  # noqa: N802  (reads as a type)
     """Return a serde of values in JSON that name a JSON Schema in a schema registry.
 
     `value` is the class of the values, or a subject whose schema `sluice schema pull` has written,
-    as for `Avro`. Values are decoded by the class, as other JSON is. With `validate=True`, they are
-    also checked against the schema that they name, and written values against the schema with which
-    they are written. This takes many times as long. The other parameters are those of `Avro`.
+    as for `Avro`. Values are decoded by the class, as other JSON is. With `validate=True`, values
+    that are read are also checked against the schema that they name, and written values against the
+    schema with which they are written. Reading and writing then take many times as long. The
+    other parameters are those of `Avro`.
     """
     chosen = RegistryFormat(
         kind="JSON",

@@ -226,7 +226,8 @@ class GroupedStream(Grouped[V]):
 
         A record that is late for several windows is counted as late once for each of them. If a
         record is late for all of its windows, it is written to the topic that `late` names. Without
-        `late`, it is only counted. Without `retention`, a window can be queried forever; with
+        `late`, such a record is only counted. Without `retention`, a window can be queried forever;
+        with
         `retention`, until stream time is more than `retention` past the window's end. Until then, a
         record that is not late can also join a session that has closed.
 
@@ -382,7 +383,8 @@ class GroupedStream(Grouped[V]):
     ) -> Table[Any]:
         """Aggregate each group by a function that takes many values: `adder(aggregate, values)`.
 
-        This is faster than `aggregate` if a key has several records in a batch. `values` is a list
+        `aggregate_batch` is faster than `aggregate` if a key has several records in a batch.
+        `values` is a list
         of consecutive values of a key, in the order of the records, and is never empty. Sluice
         decides which values a call gets, so the aggregate must not depend on how the values are
         divided: `adder(adder(a, x), y)` must equal `adder(a, x + y)`. If a later step needs the

@@ -418,7 +418,8 @@ class Stream(Handle[V]):
         """Replace up to `size` values at once with the results of a function; keep the keys.
 
         `function` takes a list of values and returns a list with one result per value, in the order
-        of the values. With `takes="table"`, it takes a `pyarrow.RecordBatch` with a column for each
+        of the values. With `takes="table"`, `function` takes a `pyarrow.RecordBatch` with a column
+        for each
         field of the values, and may return a list or a table. `returns` is the type of one result.
         If the number of results is not the number of values, the run ends. A null value stays null.
 
@@ -510,8 +511,9 @@ class Stream(Handle[V]):
     ) -> Stream[R]:
         """Replace the value with the result of a function that calls a service, such as a model.
 
-        The function, async or not, takes the value, or key and value. With `size`, it takes a list
-        of up to `size` values, and returns a list with one result per value. Each worker makes up
+        The function, async or not, takes the value, or key and value. With `size`, the function
+        takes a list of up to `size` values, and returns a list with one result per value. Each
+        worker makes up
         to `concurrency` calls at the same time, and keeps the order of the records. A call that
         takes longer than `timeout`, or raises an error, is repeated up to `retries` times. The wait
         before the first repetition is `backoff`; each further wait is twice as long as the one
@@ -1287,12 +1289,14 @@ class Stream(Handle[V]):
 
         A join with a stream emits every pair of records whose times are within the `window`. A join
         with a table emits each record with the row that the table has for the record's key. With
-        `how="inner"`, records without a match are dropped. With `how="left"`, they are emitted with
-        `right` null. With `how="outer"`, which needs two streams, the unmatched records of both
+        `how="inner"`, records without a match are dropped. With `how="left"`, records without a
+        match are emitted with `right` null. With `how="outer"`, which needs two streams, the
+        unmatched records of both
         sides are emitted, with the other side null.
 
-        In a join with a global table, `on` maps each record to the key of the table's row. It is an
-        SQL expression, or a Python function of the value, or of key and value. The results keep the
+        In a join with a global table, `on` maps each record to the key of the table's row. `on` is
+        an SQL expression, or a Python function of the value, or of key and value. The results keep
+        the
         record's own key. With `mapped_key`, the value has a third field of this name, with the key
         to which `on` has mapped the record.
 

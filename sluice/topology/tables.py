@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 class Table(Handle[V]):
     """The latest value of each key.
 
-    Its changes can be filtered, joined, grouped and written to a topic.
+    The changes of a table can be filtered, joined, grouped and written to a topic.
     """
 
     _has_rows = True
@@ -357,7 +357,7 @@ class Table(Handle[V]):
         max_bytes: int | None = None,
         when_full: Literal["emit_early", "shut_down"] = "emit_early",
     ) -> Table[V]:
-        """Hold back each key's updates for a time, and emit only the latest of them.
+        """Hold back each key's updates for a time, and emit only the latest update.
 
         The latest update is emitted when stream time is `limit` past the event time of the first
         update that was held back. If the number or the size of the results that wait exceeds

@@ -337,7 +337,7 @@ def _moment(per_second: int, is_local: bool, value: Any, path: str) -> int:
         return _whole(63, path)(microseconds * (per_second // 1_000_000))
     number, rest = divmod(microseconds, 1_000_000 // per_second)
     if rest:
-        raise UnwritableError(f"{path}: {_shown(value)} has more than whole milliseconds")
+        raise UnwritableError(f"{path}: {_shown(value)} has a fraction of a millisecond")
     return number
 
 
@@ -361,7 +361,7 @@ def _time_of_day(per_second: int, value: Any, path: str) -> Any:
     seconds = (moment.hour * 60 + moment.minute) * 60 + moment.second
     number, rest = divmod(seconds * 1_000_000 + moment.microsecond, 1_000_000 // per_second)
     if rest:
-        raise UnwritableError(f"{path}: {_shown(value)} has more than whole milliseconds")
+        raise UnwritableError(f"{path}: {_shown(value)} has a fraction of a millisecond")
     return number
 
 

@@ -26,7 +26,8 @@ class Headers:
 
     A name can occur several times.
 
-    A Headers object does not change: `set`, `add` and `remove` return a new one. A value that you
+    A Headers object does not change: `set`, `add` and `remove` return a new object. A value that
+    you
     pass as text is encoded in UTF-8.
     """
 

@@ -26,7 +26,8 @@ T = TypeVar("T", int, Any)
 class Window:
     """Windows `[start, start + size)`, as made by `tumbling` and `hopping`.
 
-    They begin at multiples of `advance_ms` (for tumbling windows: of `size_ms`), and accept records
+    The windows begin at multiples of `advance_ms` (for tumbling windows: of `size_ms`), and accept
+    records
     until stream time reaches their end + grace.
     """
 

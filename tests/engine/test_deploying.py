@@ -181,5 +181,5 @@ def test_a_rollback_needs_the_earlier_file(started: Running) -> None:
 
 
 def test_without_an_earlier_generation_there_is_nothing_to_roll_back(started: Running) -> None:
-    with pytest.raises(EngineError, match="no earlier generation than 1"):
+    with pytest.raises(EngineError, match="no longer has a generation before 1"):
         roll_back(rebuild_of(started))

@@ -228,7 +228,7 @@ Function = TypeVar("Function", bound=Callable[..., Coroutine[Any, Any, Any]])
 class Routes:
     """Your own routes, which read the stores of a pipeline.
 
-    Only users who may read the pipeline's DAG can call them.
+    Only users who may read the pipeline's DAG can call these routes.
     """
 
     def __init__(self, pipeline: str) -> None:
