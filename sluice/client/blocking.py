@@ -77,8 +77,7 @@ class Client:
 
     Methods raise the errors that the server responds with: NotFound, Gone, NotReached, Busy,
     StateError and QueryError. Without a valid log-in, methods raise Refused. Several threads may
-    share
-    a client.
+    share a client.
     """
 
     def __init__(

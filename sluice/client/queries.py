@@ -277,8 +277,7 @@ class Queries:
 
         The first one is the newest snapshot or, with `since`, the first snapshot after `since`. The
         iterator never ends by itself. The iterator raises StateError if the server ends the stream,
-        for
-        example when somebody stops the server. To continue, call `changes` again with the last
+        for example when somebody stops the server. To continue, call `changes` again with the last
         snapshot as `since`.
         """
         query = _query(_path(store, "changes"), Change, pipeline=pipeline)

@@ -80,14 +80,12 @@ def Avro(  # noqa: N802  (reads as a type)
 
     Records are written with the schema that follows from the class, which the subject must have:
     see `sluice schema push`. With `register=True`, a run registers this schema. `version` is a
-    number or
-    "latest", and `metadata` chooses the latest version with this metadata; records are then written
-    with that version. The subject is `TOPIC-value`. With `strategy="record"`, it is the record's
-    name in the `namespace`; with `"topic_record"`, it consists of the topic's and the record's
-    name. `subject` sets another subject. With `schema_in="header"`, written records name their
-    schema in the header
-    `__value_schema_id`. Records can be read with the schema in this header or at the beginning of
-    the value.
+    number or "latest", and `metadata` chooses the latest version with this metadata; records are
+    then written with that version. The subject is `TOPIC-value`. With `strategy="record"`, it is
+    the record's name in the `namespace`; with `"topic_record"`, it consists of the topic's and the
+    record's name. `subject` sets another subject. With `schema_in="header"`, written records name
+    their schema in the header `__value_schema_id`. Records can be read with the schema in this
+    header or at the beginning of the value.
     """
     chosen = RegistryFormat(
         kind="AVRO",

@@ -227,9 +227,8 @@ class GroupedStream(Grouped[V]):
         A record that is late for several windows is counted as late once for each of them. If a
         record is late for all of its windows, it is written to the topic that `late` names. Without
         `late`, such a record is only counted. Without `retention`, a window can be queried forever;
-        with
-        `retention`, until stream time is more than `retention` past the window's end. Until then, a
-        record that is not late can also join a session that has closed.
+        with `retention`, until stream time is more than `retention` past the window's end. Until
+        then, a record that is not late can also join a session that has closed.
 
         With `emit="window_close"`, later steps get only the final result of each window, when no
         record can change the result any more. Queries of the store still find the results of open
@@ -337,9 +336,8 @@ class GroupedStream(Grouped[V]):
         `initializer()` returns the initial aggregate, and `adder(aggregate, value)` returns the
         aggregate after a record. Session windows also need `merger(earlier, later)`, which returns
         the aggregate of the session into which a record merges two sessions. `returns` is the
-        aggregate's type;
-        without it, an aggregate must be plain JSON data. `adder` may return None to remove the
-        aggregate. The next value is then added to a new initial aggregate.
+        aggregate's type; without it, an aggregate must be plain JSON data. `adder` may return None
+        to remove the aggregate. The next value is then added to a new initial aggregate.
         """
         if adder is None and (initializer is None or isinstance(initializer, Mapping)):
             if merger is not None or returns is not None:
@@ -384,13 +382,12 @@ class GroupedStream(Grouped[V]):
         """Aggregate each group by a function that takes many values: `adder(aggregate, values)`.
 
         `aggregate_batch` is faster than `aggregate` if a key has several records in a batch.
-        `values` is a list
-        of consecutive values of a key, in the order of the records, and is never empty. Sluice
-        decides which values a call gets, so the aggregate must not depend on how the values are
-        divided: `adder(adder(a, x), y)` must equal `adder(a, x + y)`. If a later step needs the
-        result after each record, as a join does, each call gets only one value. If the function
-        raises an error, it is called again with one value at a time, and only the records that fail
-        are rejected. Everything else is as in `aggregate`. Windows are not supported.
+        `values` is a list of consecutive values of a key, in the order of the records, and is never
+        empty. Sluice decides which values a call gets, so the aggregate must not depend on how the
+        values are divided: `adder(adder(a, x), y)` must equal `adder(a, x + y)`. If a later step
+        needs the result after each record, as a join does, each call gets only one value. If the
+        function raises an error, it is called again with one value at a time, and only the records
+        that fail are rejected. Everything else is as in `aggregate`. Windows are not supported.
         """
         if self.window is not None:
             raise TopologyError(

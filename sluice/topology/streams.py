@@ -419,9 +419,9 @@ class Stream(Handle[V]):
 
         `function` takes a list of values and returns a list with one result per value, in the order
         of the values. With `takes="table"`, `function` takes a `pyarrow.RecordBatch` with a column
-        for each
-        field of the values, and may return a list or a table. `returns` is the type of one result.
-        If the number of results is not the number of values, the run ends. A null value stays null.
+        for each field of the values, and may return a list or a table. `returns` is the type of one
+        result. If the number of results is not the number of values, the run ends. A null value
+        stays null.
 
         Sluice decides which values a call gets, so the result for a value must not depend on the
         call's other values. If the function raises an error, it is called again with smaller and
@@ -513,13 +513,12 @@ class Stream(Handle[V]):
 
         The function, async or not, takes the value, or key and value. With `size`, the function
         takes a list of up to `size` values, and returns a list with one result per value. Each
-        worker makes up
-        to `concurrency` calls at the same time, and keeps the order of the records. A call that
-        takes longer than `timeout`, or raises an error, is repeated up to `retries` times. The wait
-        before the first repetition is `backoff`; each further wait is twice as long as the one
-        before, but at most a minute. If the last repetition fails, too, the record gets the value
-        `otherwise`. Without `otherwise`, `on_error` decides what happens to the record. For a null
-        value, the function is not called, and the value stays null.
+        worker makes up to `concurrency` calls at the same time, and keeps the order of the records.
+        A call that takes longer than `timeout`, or raises an error, is repeated up to `retries`
+        times. The wait before the first repetition is `backoff`; each further wait is twice as long
+        as the one before, but at most a minute. If the last repetition fails, too, the record gets
+        the value `otherwise`. Without `otherwise`, `on_error` decides what happens to the record.
+        For a null value, the function is not called, and the value stays null.
 
         The answers are recorded with the state, under the name `answers` (by default, the
         function's name), and kept for as long as `keep` says. A batch that is repeated after a
@@ -1291,14 +1290,12 @@ class Stream(Handle[V]):
         with a table emits each record with the row that the table has for the record's key. With
         `how="inner"`, records without a match are dropped. With `how="left"`, records without a
         match are emitted with `right` null. With `how="outer"`, which needs two streams, the
-        unmatched records of both
-        sides are emitted, with the other side null.
+        unmatched records of both sides are emitted, with the other side null.
 
         In a join with a global table, `on` maps each record to the key of the table's row. `on` is
         an SQL expression, or a Python function of the value, or of key and value. The results keep
-        the
-        record's own key. With `mapped_key`, the value has a third field of this name, with the key
-        to which `on` has mapped the record.
+        the record's own key. With `mapped_key`, the value has a third field of this name, with the
+        key to which `on` has mapped the record.
 
         In a join with a table, a record gets the latest row that was written before the record, by
         the timestamps in Kafka. If the table is versioned, the record gets the latest row whose

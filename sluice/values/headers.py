@@ -27,8 +27,7 @@ class Headers:
     A name can occur several times.
 
     A Headers object does not change: `set`, `add` and `remove` return a new object. A value that
-    you
-    pass as text is encoded in UTF-8.
+    you pass as text is encoded in UTF-8.
     """
 
     __slots__ = ("_json", "_pairs")

@@ -27,8 +27,7 @@ class Window:
     """Windows `[start, start + size)`, as made by `tumbling` and `hopping`.
 
     The windows begin at multiples of `advance_ms` (for tumbling windows: of `size_ms`), and accept
-    records
-    until stream time reaches their end + grace.
+    records until stream time reaches their end + grace.
     """
 
     size_ms: int
