@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# PySpark imports these modules only when they are used, that is, in each process of a run again.
+# PySpark imports these modules only when they are first used. Import them here, so that the process
+# of each run need not do so.
 import pyspark.sql.classic.column
 import pyspark.sql.classic.dataframe
 import pyspark.sql.pandas.map_ops  # noqa: F401

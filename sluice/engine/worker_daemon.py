@@ -36,9 +36,9 @@ def prepare(
 
     The forked process waits until Spark starts this program, and ends after the block if Spark has
     not started it before. Call this function in a process without other threads. The daemon has the
-    environment with which Spark starts this program. With a warm driver's JVM, pass
-    `environment_of_jvm`: the daemon then gets this process's variables, and only those of Spark's
-    variables that the JVM did not start with.
+    environment with which Spark starts this program. If the JVM belongs to a warm driver, pass its
+    environment as `environment_of_jvm`. The daemon then gets this process's variables, and only
+    those of Spark's variables that the JVM did not start with.
     """
     path = os.environ.get(PREPARED_DAEMON)
     if not path:

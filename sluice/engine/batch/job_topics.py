@@ -50,7 +50,7 @@ def kafka_errors(action: str, kafka: Mapping[str, str]) -> Iterator[None]:
     """Convert Kafka's errors to EngineErrors that name the action and the brokers.
 
     An example of an action is "Reading the markers". If Kafka has denied an operation, raises
-    AccessDenied, which names the operation instead.
+    AccessDenied, which names the denied operation, not the action.
     """
     try:
         yield

@@ -225,7 +225,7 @@ class Collected:
 
     @property
     def row_bytes(self) -> int:
-        """The bytes of rows that all tasks of one kind have held, for the kind with the most."""
+        """The bytes of the rows that tasks have held, for the kind of task with the largest sum."""
         by_kind: Counter[str] = Counter()
         for stats in self._stats:
             by_kind.update(stats.row_bytes)
@@ -340,7 +340,10 @@ def _unpack_table(data: bytes | pa.Buffer) -> pa.Table:
 
 @contextlib.contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Pause garbage collection. Many short-lived values without cycles would trigger it often."""
+    """Pause garbage collection.
+
+    Many short-lived values would start it often, but none is in a cycle.
+    """
     gc.disable()
     try:
         yield

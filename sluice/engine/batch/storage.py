@@ -127,8 +127,8 @@ class Storage:
         an epoch below `epoch`, can no longer write to any shard.
 
         `written` is the last batch whose output was written, according to its marker. The ledger
-        must know this batch. With an older ledger, Sluice would count records twice, or write other
-        records under the number of this batch.
+        must know this batch. Otherwise, Sluice would count records twice, or write other records
+        under the number of this batch.
         """
         require_usable_shards(self.locations)
         published = ledger.snapshots.last_batch(self.ref)

@@ -124,9 +124,9 @@ class StreamTimes:
         return self.times.get(f"{IDLE}/{clock}") == self.now
 
     def is_idle(self, topics: Iterable[str], number: int) -> bool:
-        """Return whether the topics' partitions with this number had no record for too long.
+        """Return whether the topics' partitions with this number are idle.
 
-        The limit is the idle timeout.
+        They are idle if they have had no record for longer than the idle timeout.
         """
         if self.idle_timeout_ms is None:
             return False

@@ -41,7 +41,8 @@ _MOST_MISSES = 3
 """After this many pieces in a row that could not be encoded at once, most of the next pieces are
 encoded one by one."""
 _TRIED_AGAIN = 50
-"""Of the next pieces, one in this many is encoded at once again, to see whether this works now."""
+"""Of the pieces after that, one in this many is encoded at once, to see whether this works
+again."""
 
 
 @dataclass

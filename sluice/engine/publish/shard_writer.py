@@ -76,7 +76,8 @@ class ShardWriter(TaskOfBatch):
     """The groups whose changes the driver needs: groups with outputs, and global tables that these
     outputs look up."""
     tables: frozenset[int]
-    """Global tables. Every worker has them, so only the first worker returns their changes."""
+    """Global tables. Every worker has all of their rows, so only the first worker returns their
+    changes."""
     stores: frozenset[int]
     """The numbers of the operators with stores."""
     with_headers: frozenset[int]

@@ -608,7 +608,8 @@ def skipper(node: Node) -> Skip:
         case Primitive(kind="boolean"):
             return _booleans
         case Primitive(kind="string"):
-            # Read the text, because a value whose bytes are not UTF-8 is invalid.
+            # Decode the text instead of skipping it: if its bytes are not UTF-8, the value is
+            # invalid.
             return _strings
         case Primitive(kind="bytes"):
             return Data.move_over_bytes

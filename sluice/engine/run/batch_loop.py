@@ -325,7 +325,7 @@ def depends_on_order(job: Job, partitions: Mapping[str, int]) -> bool:
 
 
 def _rows_per_record(job: Job) -> int:
-    """Return the most rows that a record becomes for operators.
+    """Return the largest number of rows that a record becomes for operators.
 
     Records for combinable aggregates do not count, because the tasks that read them add them up.
     """

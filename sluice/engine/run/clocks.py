@@ -110,7 +110,8 @@ def clocks_of_run(kafka: Mapping[str, str], markers: str, ledger: Ledger, pipeli
     others: dict[str, Ahead] = {"the broker": lambda: milliseconds_ahead(kafka, markers)}
     if ledger.has_clock:
         others["the ledger's database"] = ahead_of_database
-    # State servers record failures of their own host's clock, too. This name keeps both apart.
+    # State servers record failures of their own host's clock, too, so name the driver's host
+    # differently.
     host = f"driver on {socket.gethostname()}"
 
     def report(differences: str) -> None:

@@ -56,9 +56,9 @@ class Linger:
     def wait(self, positions: Offsets, next_timer: int | None = None) -> News | None:
         """Wait for records beyond `positions`, for new partitions, or for a timer.
 
-        The timer is due at `next_timer`, epoch ms. Also end if files that the run's clients have
-        read, such as a certificate, were replaced: the run then makes new clients. Return None when
-        the waiting time has ended.
+        The timer is due at `next_timer`, epoch ms. The wait also ends if files that the run's
+        clients have read, such as a certificate, were replaced: the run then makes new clients.
+        Return None when the waiting time has ended.
         """
         if not self.milliseconds:
             return None

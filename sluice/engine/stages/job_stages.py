@@ -63,7 +63,7 @@ class KnownTypes:
     def with_edges(self, stage: int, kinds: Kinds) -> tuple[Layers, KnownTypes]:
         """Return the columns of the edges from a stage, and the types with the edges' types added.
 
-        `kinds` gives the types of columns over the columns before the edges.
+        `kinds` returns the types of columns that are computed from the columns before the edges.
         """
         edges = self.job.edges_from(stage)
         computed: list[Column] = []

@@ -67,7 +67,8 @@ class OperatorRun:
         self.operator.begin_batch(self._batch_of_operator())
         self._decode = state_decoder(self.operator.state_type)
         self.states: dict[str, Any] = {}
-        """The states of the loaded keys that have one; operators change them in place."""
+        """The states of those loaded keys that have a state. Operators change the states in
+        place."""
         self._loaded: set[str] = set()
         """The loaded keys. If a key has no state, a state is made when a row or a result first
         needs it."""

@@ -328,7 +328,7 @@ class StageOutput:
     ) -> None:
         """Add changes to the state rows of different keys, at the current position.
 
-        `windows`: those of the keys.
+        `windows` are the keys' windows.
         """
         columns = {
             "target": group_id,

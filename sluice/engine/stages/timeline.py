@@ -37,7 +37,7 @@ class _Clock:
 
     @classmethod
     def of(cls, before: int, times: Times, advancing: Mask | bool = True) -> Self:
-        """Return a partition's clock. Of the `times`, only the `advancing` ones advance it."""
+        """Return a partition's clock. Only the `advancing` times advance this clock."""
         return cls(
             np.maximum.accumulate(
                 np.concatenate(([before], np.where(advancing, times, BEFORE_ALL)))
