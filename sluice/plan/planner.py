@@ -195,7 +195,7 @@ def _add_columns(
 ) -> None:
     """Add the columns of all steps between operators, groups and outputs.
 
-    They are added before the conditions of groups and outputs: if a step turns a record into
+    Call this before the conditions of groups and outputs are made: if a step turns a record into
     several rows, groups and outputs that do not follow this step must read only one of the rows.
     """
     for end in [*outputs.of_records, *expected]:

@@ -250,11 +250,11 @@ class StagePlanner:
         The second result tells whether the processor's rows advance it, too. In Kafka Streams, a
         processor has the stream time of its task, which advances with every record that the task
         reads, even if the record does not reach the processor. Records of another task come through
-        a repartition topic. Sluice has no such topic. There, only records that reach the processor
-        advance stream time.
+        a repartition topic. Sluice has no repartition topics: of another task's records, only those
+        that reach the processor advance stream time.
         """
-        # All these records would be reported to every worker. Without timers, the processor's rows
-        # are enough.
+        # Every worker would get a report of each of these records. If the processor sets no timers,
+        # its own rows are enough.
         if not isinstance(node, nodes.Process) or not node.sets_timers:
             return (), True
         topics: dict[str, None] = {}
@@ -541,7 +541,7 @@ def _sends_old_values(pipeline: Graph, node: nodes.Node) -> bool:
 
 
 def _takes_latest(node: nodes.Node, taken: nodes.Input) -> bool:
-    """Return whether an edge omits a versioned table's updates that precede their key's latest."""
+    """Return whether an edge leaves out a versioned table's updates, except each key's latest."""
     if taken.parent.history is None:
         return False
     return taken.side == STORE or taken.is_copied or node.takes_latest

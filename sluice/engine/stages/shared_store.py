@@ -54,7 +54,7 @@ class StoreLookup(Lookup):
     def _read_values(self, keys: Sequence[str]) -> Rows:
         """Return the values of keys as JSON.
 
-        A value of another type is replaced by an exception.
+        If a value does not have the declared type, the result has an exception in its place.
         """
         snapshot = self._snapshot
         if snapshot is None:

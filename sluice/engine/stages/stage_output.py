@@ -555,7 +555,7 @@ class StageOutput:
         return rows(count, arrays)
 
     def _without_replaced(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows, without results that a later one of the same key replaces in a store."""
+        """Return the rows, without results that a later result of their key replaces in a store."""
         of_stores = pc.is_in(batch.column("target"), pa.array(self.only_stored, pa.int32()))
         is_kept = boolean_mask(pc.invert(pc.and_(batch.column("emitted"), of_stores)))
         stored = np.flatnonzero(~is_kept)

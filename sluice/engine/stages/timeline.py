@@ -70,7 +70,7 @@ class _PartitionClocks:
 
 
 def _earliest(times: Iterable[int]) -> int:
-    """Return the earliest of the stream times that have begun; BEFORE_ALL if none has."""
+    """Return the earliest time other than BEFORE_ALL; BEFORE_ALL if there is no other time."""
     return min((time for time in times if time != BEFORE_ALL), default=BEFORE_ALL)
 
 
@@ -200,8 +200,8 @@ class Timeline:
     def searches(self) -> tuple[tuple[Indices, Times], ...]:
         """By side, the advances at which a join may search for unmatched records, with their times.
 
-        Each advance of a side is that of a row of this side. Its time is the stream time after it.
-        Only for topics with one partition.
+        Each advance of a side is a row of this side, with the stream time after this row.
+        Call this only for topics with one partition.
         """
         # Kafka Streams searches for unmatched records only when it processes a record that is not
         # out of order.
@@ -400,7 +400,7 @@ class Timeline:
         return counts_before, counts_after
 
     def _follow_their_record(self, positions: pa.Table, counts: Indices) -> Mask:
-        """Return a mask of the rows whose latest earlier advance is the start of their own record.
+        """Return a mask of the rows for which no advance follows the start of their own record.
 
         `counts`: for each row, the number of advances before it.
         """
