@@ -41,7 +41,8 @@ def hand_over(path: str | None, arguments: list[str]) -> bool:
         sent = socket.send_fds(prepared, [message[:PART]], [0, 1])
         prepared.sendall(message[sent:])
         prepared.shutdown(socket.SHUT_WR)
-        # The JVM closes the pipes of a process that has ended, so this process must not end first.
+        # The JVM closes the pipes of a process that has ended, so this process must not end before
+        # the daemon.
         prepared.recv(1)
     return True
 

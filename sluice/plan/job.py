@@ -478,7 +478,7 @@ class Job:
 
     @property
     def operators_with_chained(self) -> frozenset[int | None]:
-        """Return the operators that pass results on directly within their stage, and None."""
+        """Return the operators that pass results to another operator of their stage, and None."""
         return frozenset(operator.chained_to for operator in self.operators)
 
     @property

@@ -193,7 +193,7 @@ class StagePlanner:
                 yield from (self._edge_scopes[edge.column].passed, edge.unchanged_result or "")
 
     def _may_be_operator(self, node: nodes.Node) -> bool:
-        """Return whether a node is an operator, or merges streams of perhaps different stages."""
+        """Return whether a node is an operator, or merges streams that may be of several stages."""
         if isinstance(node, nodes.Merge) and is_or_follows_operator(self.pipeline, node):
             return True
         return is_operator(self.pipeline, node)
@@ -464,10 +464,10 @@ class StagePlanner:
         return self.scopes.for_branch(scope, taken.parent, node, taken.number)
 
     def _path_into_store(self, scope: Scope, table: nodes.Node) -> tuple[str, ...]:
-        """Return the path of rows that a node reads from a table's store. `scope`: after the table.
+        """Return the path of rows that a node reads from a table's store.
 
-        In Kafka Streams, the store is updated after the steps that were declared before the store,
-        but before the change goes to any step after the table.
+        `scope` is the scope after the table. In Kafka Streams, the store is updated after the steps
+        that were declared before the store, but before the change goes to any step after the table.
         """
         table = nodes.table_of_rows(table)
         if isinstance(table, nodes.ToTable):

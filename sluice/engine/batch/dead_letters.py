@@ -369,7 +369,7 @@ def _headers_of_sluice(headers: Sequence[Mapping[str, Any]]) -> list[Mapping[str
 
 
 def _without_streams_headers(headers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return a dead letter's headers without those of Kafka Streams that Sluice has written."""
+    """Return a dead letter's headers, without the Kafka Streams headers that Sluice has written."""
     first = _first_of_sluice(headers)
     of_sluice: list[Mapping[str, Any]] = []
     for each in headers[first:]:

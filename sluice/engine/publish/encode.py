@@ -67,8 +67,8 @@ def encode_records(
 
     JSON is written unchanged, unless the author passed an encoder, which receives the decoded
     value. Records that cannot be encoded are added to `rejected`; if the sink has
-    `on_error="fail"`, they raise EngineError instead. `encoder_of` returns the encoder for a format
-    whose schemas are in a registry, and a topic. Raises RegistryAway.
+    `on_error="fail"`, they raise EngineError instead. `encoder_of` returns the encoder for a topic
+    and for a format whose schemas are in a registry. Raises RegistryAway.
     """
     table = _with_plain_values(latest_changes(sink, table))
     columns = {"key": table.column("key"), "value": table.column("value")}

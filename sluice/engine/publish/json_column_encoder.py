@@ -65,8 +65,8 @@ class JsonColumnEncoder:
     def encode(self, texts: pa.Array, one_by_one: Callable[[int, pa.Array], pa.Array]) -> pa.Array:
         """Encode texts, none of which is null.
 
-        `one_by_one` encodes some of the texts. Its arguments are the index of the first of them,
-        and these texts.
+        `one_by_one` encodes some of the texts. It takes the index of the first of these texts, and
+        the texts.
         """
         encoded: list[pa.Array] = []
         for start in range(0, len(texts), _PIECE):

@@ -262,8 +262,8 @@ def _operator_records(job: Job, collected: Collected) -> Iterator[tuple[Sink, pa
                 unread.update(SORT_KEY)
             names = [name for name in of_sink.column_names if name not in unread]
             columns = columns_named(of_sink, names)
-            # First free the columns that no later step reads. Then free each other column when its
-            # copy is made.
+            # First free the columns that no later step reads. Then free each remaining column as
+            # soon as it has been copied.
             del of_sink
             for name in names:
                 columns[name] = columns[name].take(order)

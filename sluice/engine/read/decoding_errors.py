@@ -18,7 +18,7 @@ from sluice.values.json_limits import MOST_LEVELS, is_surely_shallow
 def refuse_duplicates(text: bytes) -> Any:
     """Decode JSON. Raises DuplicateField, with the field's name, if a field occurs twice.
 
-    Numbers may be numbers or text.
+    Numbers in the result may be numbers or texts.
     """
     try:
         value = _decode(text)

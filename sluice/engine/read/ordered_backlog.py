@@ -134,7 +134,7 @@ class Backlog:
         best: Offsets = {}
         interpolates = True
         while high - low > 1 and low_count < aim * _ENOUGH:
-            # Every second round interpolates by the numbers of records, and the others halve the
+            # Every second round interpolates by the numbers of records. The other rounds halve the
             # interval: if timestamps are unevenly distributed, interpolation alone would approach
             # the time in tiny steps.
             share = (aim - low_count) / (high_count - low_count) if interpolates else 0.5
@@ -166,8 +166,8 @@ class Backlog:
     def _exact_ends(self, time: int, starts: Offsets, spare: int) -> dict[Partition, int] | None:
         """Return the offset of each partition's first record with a sequence of at least `time`.
 
-        The search begins at `starts`. Returns None if it adds more than `spare` records to the
-        batch.
+        The search begins at `starts`. Returns None if these offsets add more than `spare` records
+        to the batch.
         """
         ends: dict[Partition, int] = {}
         searched: dict[Partition, int] = {}
@@ -191,7 +191,7 @@ class Backlog:
                 return None
             # Usually the first record from the index's offset on has a timestamp of at least
             # `time`. Otherwise, the offset belongs to a transaction's marker or to aborted records.
-            # Then read many records at once.
+            # In this case, read many records at once.
             count = _READ_AT_ONCE
         self._since = time
         return ends

@@ -41,7 +41,7 @@ from sluice.values.sql_types import compact, struct_fields, struct_type
 assert OFFSET_BITS == 40, "the plan has SQL that reads origins"
 
 START = "X'00'"
-"""SQL for the path of a record. The paths of the record's results begin with it."""
+"""SQL for the path of a record. The paths of the record's results begin with this path."""
 
 Kinds: TypeAlias = Callable[[Sequence[Column]], Mapping[str, str]]
 """A function from columns to their types: name → type, in the form of `sql_types.compact`."""
