@@ -228,7 +228,7 @@ class RegisteredColumns:
     def _named_in_headers(
         self, texts: pa.Array, headers: pa.Array | None
     ) -> tuple[dict[SchemaRef, Places | None], Places] | None:
-        """Return the rows of each schema, and where their data begin; None without such headers."""
+        """Return each schema's rows, and where their data begin; None if headers name no schema."""
         if headers is None or not self._is_named_in_headers(headers):
             return None
         rows: dict[SchemaRef, list[int]] = {}

@@ -1,6 +1,7 @@
 """The lease of a generation.
 
-The driver takes the lease before it writes, and renews it until it ends. If another driver, the holder, has the lease:
+The driver takes the lease before it writes, and renews the lease until its end. If another driver,
+the holder, has the lease:
 
 - If the holder was a process of this machine and has ended, the driver takes the lease immediately.
 - If the holder has not renewed the lease for `silence_s`, the driver takes the lease.
