@@ -2,8 +2,8 @@
 
 It only passes on to the prepared daemon what Spark has given this program, and waits until the
 daemon ends. The driver writes this file, as a program, beside the daemon's socket. The program
-imports nothing but the standard library, and starts without `site`, so it takes less than half of
-the 50 ms of CPU time that `-m sluice.engine.worker_daemon` takes.
+imports nothing but the standard library, and starts without `site`. It therefore takes less than
+half of the 50 ms of CPU time that `-m sluice.engine.worker_daemon` takes.
 """
 
 from __future__ import annotations

@@ -115,7 +115,8 @@ def _take_over(caller: socket.socket, environment_of_jvm: Mapping[str, str] | No
         os.close(descriptor)
     sys.argv, folder, of_spark = json.loads(message)
     variables = environment_of_tasks(os.environ, of_spark, environment_of_jvm)
-    # With a shared JVM, Spark's working folder belongs to no run, so stay in this process's folder.
+    # If the JVM is shared, Spark's working folder belongs to no run, so stay in this process's
+    # folder.
     if environment_of_jvm is None:
         os.chdir(folder)
     os.environ.clear()
@@ -145,7 +146,7 @@ def environment_of_tasks(
 def serve() -> None:
     """Fork a process for each of Spark's requests, until Spark closes standard input."""
     # Workers collect garbage after every task. `importing` excludes the imported modules from these
-    # collections. Otherwise, a collection would take longer than a task: two small batches of the
+    # collections. Otherwise, a collection would take longer than a task. Two small batches of the
     # words pipeline would take 1.0 s of the workers' CPU time instead of 0.3 s.
     with importing():
         import_pandas_on_demand()

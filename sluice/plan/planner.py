@@ -35,9 +35,9 @@ are errors.)"""
 def plan(pipeline: Pipeline, only: Collection[str] = (), without: Collection[str] = ()) -> Plan:
     """Plan a pipeline as one job.
 
-    With `only`, the job computes only the stores and steps with these names and the steps upstream
-    of them, exactly as the whole pipeline does, and writes no output. `without` leaves out the
-    stores and steps with these names, and the steps that follow them.
+    If `only` is given, the job computes only the stores and steps with these names, and the steps
+    upstream of them. It computes these exactly as the whole pipeline does, and writes no output.
+    `without` leaves out the stores and steps with these names, and the steps that follow them.
     """
     pipeline.require_kept_stores()
     announced = pipeline.announced_windows

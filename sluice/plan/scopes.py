@@ -636,5 +636,5 @@ def _cogroup_expressions(node: nodes.Cogroup) -> ResultExpressions | None:
 
 
 def _are_results(columns: Iterable[tuple[str, str]], results: Iterable[str]) -> bool:
-    """Return whether each column is just a function's result. Then no expression is computed."""
+    """Return whether each column is just a function's result. If so, no expression is computed."""
     return [text for _, text in columns] == [*map(quoted, results)]

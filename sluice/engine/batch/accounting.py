@@ -282,8 +282,8 @@ class RecordSinks:
     ) -> tuple[Mask, Mask]:
         """Return masks of the rows that a step rejected, and of those that it skipped.
 
-        Only the first failure of a record makes a dead letter. `offsets` are those of the rows'
-        records, or None if each record has one row.
+        Only the first failure of a record makes a dead letter. `offsets` has the offset of each
+        row's record; None if each record has one row.
         """
         rejected, skipped = np.zeros(batch.num_rows, bool), np.zeros(batch.num_rows, bool)
         dead_letters: dict[int, RejectedRecord] = {}
@@ -378,8 +378,8 @@ def _position(batch: pa.RecordBatch) -> dict[str, pa.Array]:
 
     Returns no columns if the job has no operators.
     """
-    # Without operators, results do not depend on the order across partitions, so records need no
-    # positions.
+    # If the job has no operators, results do not depend on the order across partitions, so records
+    # need no positions.
     if "_sequence" not in batch.schema.names:
         return {}
     source = batch.column("_source")[0].as_py()

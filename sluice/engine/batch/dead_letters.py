@@ -201,7 +201,7 @@ class RejectedOutput:
         errors: Mapping[int, str],
         reason: str,
     ) -> pa.Array:
-        """Add the records that a sink cannot write. Return a mask of the other records.
+        """Add the records that a sink cannot write. Return a mask of the records that it can write.
 
         `records` have the columns `key`, `value` and perhaps `headers`. `errors` maps a record's
         index in `records` to its error.

@@ -1,8 +1,8 @@
 """The stream times that the tasks of a batch report as soon as they have read the batch's records.
 
 These times also travel with the rows, like all stats. But the driver gets the rows only when the
-shards are written, and the tasks of the next batch, which continue from these times, need not wait
-for that.
+shards are written. The tasks of the next batch, which continue from these times, need not wait
+until then.
 """
 
 from __future__ import annotations

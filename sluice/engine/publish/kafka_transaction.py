@@ -173,8 +173,8 @@ class TransactionalOutput:
 
     def __enter__(self) -> Self:
         with kafka_errors("Starting the output's transactions", self._kafka):
-            # This call connects the client. Without a connection, the client would wait 0.5 s
-            # before it looks up the transaction coordinator.
+            # This call connects the client. If it was not connected, the client would wait 0.5 s
+            # before it looked up the transaction coordinator.
             self._producer.list_topics(self._writer.markers, TIMEOUT_S)
             # Fences older producers with this transactional id, and aborts their open transaction.
             with self._denial_named():

@@ -66,9 +66,9 @@ class ShardWriter(TaskOfBatch):
     """Writes one worker's changed state rows.
 
     It takes the worker's rows, with the columns of `SCHEMA`. It yields side outputs, in the form of
-    row batches: the side outputs that earlier tasks have sent to this worker, the number of state
-    rows written, and the rows that the driver turns into output records. The numbers in `wanted`
-    and `tables` are group ids.
+    row batches. These are the side outputs that earlier tasks have sent to this worker, the number
+    of state rows written, and the rows that the driver turns into output records. The numbers in
+    `wanted` and `tables` are group ids.
     """
 
     locations: tuple[str, ...] = field(repr=False)

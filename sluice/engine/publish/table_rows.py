@@ -35,8 +35,8 @@ def table_rows(
 ) -> Rows:
     """Return the rows for output records.
 
-    `table` has the columns `key` and `value`, and those of the rows' identity: the window's bounds
-    if the sink is windowed, else the record's position.
+    `table` has the columns `key` and `value`, and columns that identify the row: the window's
+    bounds if the sink is windowed, else the record's position.
 
     Records that do not fit are added to `rejected`; if the sink has `on_error="fail"`, they raise
     EngineError instead.
@@ -146,7 +146,7 @@ def _reject_errors(
 ) -> pa.Table:
     """Reject the records that do not fit, and return the rest.
 
-    With `on_error="fail"`, raise EngineError instead.
+    If the sink has `on_error="fail"`, raise EngineError instead.
     """
     if sink.on_error == "fail":
         row, why = next(iter(errors.items()))

@@ -6,8 +6,8 @@ several small batches give the same results as one large batch.
 
 A batch ends at a time T: it takes all records with a sequence below T. Kafka's index of timestamps
 finds a suitable T in a few requests. But the index includes transaction markers and aborted
-records, which readers of committed records do not see and whose timestamps may be years later than
-the neighbouring records' timestamps. The search therefore continues in the records themselves, from
+records. Readers of committed records do not see these, and their timestamps may be years later than
+those of the neighbouring records. The search therefore continues in the records themselves, from
 the offset that the index gives.
 """
 
@@ -126,7 +126,7 @@ class Backlog:
 
         Return None if the index does not help.
 
-        This is a binary search for the time at which the batch ends: according to the index, a
+        This is a binary search for the time at which the batch ends. According to the index, a
         batch that ends at time `low` has too few records, and a batch that ends at time `high` has
         too many.
         """

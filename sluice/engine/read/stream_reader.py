@@ -172,7 +172,7 @@ class RecordReader(TaskOfBatch):
     ) -> pa.RecordBatch:
         """Drop and count a global table's records without a key, for every value of `on_error`.
 
-        Kafka Streams drops them, too, but first reads their values. For other tables, their
+        Kafka Streams drops them, too, but first reads their values. In other tables, the tables'
         operators drop such records.
         """
         store = self.global_stores.get(output.topic)
@@ -422,7 +422,8 @@ class StreamReader(RecordReader):
     ) -> dict[str, pa.Array]:
         """Return the rows' columns.
 
-        With `replace_invalid`, `clock` replaces invalid times if the source's policy is "clock".
+        If `replace_invalid` is true, `clock` replaces invalid times if the source's policy is
+        "clock".
 
         `clock` is the time at which the batch began, in epoch ms.
         """

@@ -147,8 +147,8 @@ class ValueColumns:
     ) -> pa.Array:
         """Return the event times in ms: the declared field, or else the record's timestamp.
 
-        The timestamp also replaces a missing value of the field. With `WALL_CLOCK`, every record
-        gets the batch's time, `clock`.
+        The timestamp also replaces a missing value of the field. If the event time is `WALL_CLOCK`,
+        every record gets the batch's time, `clock`.
         """
         if self.source.event_time == WALL_CLOCK:
             return pa.repeat(pa.scalar(clock, pa.int64()), len(values))

@@ -1,7 +1,7 @@
 """Runs a job's batches: plans them in the ledger, runs them on Spark, and publishes them.
 
 A batch whose driver ended before it was published is repeated with the same plan. The records that
-are unread when a run begins are divided into batches of a limited size; if results depend on the
+are unread when a run begins are divided into batches of a limited size. If results depend on the
 order of records across partitions, the division respects this order.
 """
 

@@ -60,8 +60,8 @@ class BatchSize:
     def expect(self, record: DataSize, rows: int) -> None:
         """Estimate the memory per record, for some rows and one output record each.
 
-        `record` is the mean size of a record's key and value. There are no rows of records if tasks
-        add the records up while they read.
+        `record` is the mean size of a record's key and value. If tasks add records up while they
+        read them, the records do not become rows.
         """
         # Most output records contain only a part of their record. Dead letters contain the whole
         # record, but few records become dead letters.

@@ -10,7 +10,7 @@ the holder, has the lease:
 - If the holder is alive and works for another run, the driver fails with LeaseError. If `waits` is
   set, the driver waits for the holder's end instead of failing.
 
-A driver that has lost its lease can no longer publish: its epoch is too old for the ledger's
+A driver that has lost its lease can no longer publish. Its epoch is too old for the ledger's
 transaction and for the workers' shards, and the new holder's Kafka producer fences the driver's
 producer.
 """

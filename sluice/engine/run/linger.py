@@ -23,8 +23,8 @@ News = Literal["records", "partitions", "certificates", "timers"]
 _LOOK_S = 2.0
 """How often a lingering run checks whether the pipeline was paused."""
 LONGEST_S = 3_600.0
-"""A run lingers for at most an hour. Then a new run loads the pipeline's file again, and no task
-exceeds Airflow's limit of two hours."""
+"""A run lingers for at most an hour. After that, a new run loads the pipeline's file again, and no
+task exceeds Airflow's limit of two hours."""
 
 
 @dataclass

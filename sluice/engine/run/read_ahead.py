@@ -1,7 +1,7 @@
 """Starts the query of each batch. Tasks read the next batch of a backlog while a batch is written.
 
-While a few tasks write the shards, and the driver the output, the other tasks would be idle. So the
-query of the next batch starts as soon as the tasks of a batch have read its records:
+While a few tasks write the shards and the driver writes the output, the other tasks would be idle.
+So the query of the next batch starts as soon as the tasks of a batch have read its records:
 
 1. Spark computes the query of a batch up to its last shuffle, and then calls a function that waits
    for the batch's turn (`BatchQuery`).

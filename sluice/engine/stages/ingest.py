@@ -118,7 +118,7 @@ class Ingest(TaskOfBatch):
         if results is not None:
             yield from results.windowed.rest()
             # An operator's report goes to every worker. So every worker runs the operator, even if
-            # it has no rows for the operator: a timer of the worker may be due, or a window may
+            # it has no rows for the operator. A timer of the worker may be due, or a window may
             # close because a partition has become idle.
             topics = {topic for topic, _ in results.parts}
             with_records: list[PlannedOperator] = []
