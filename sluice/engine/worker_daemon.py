@@ -69,8 +69,8 @@ def prepare(
 def _close_all_except(*kept: int) -> None:
     """Close the files that this process has inherited from the driver.
 
-    One of them keeps the JVM alive: the JVM ends when nobody can write to its standard input any
-    more, but it must also end if the driver is killed.
+    One of these files would keep the JVM alive after the driver was killed: the JVM ends only when
+    nobody can write to its standard input any more.
     """
     for descriptor in [int(file.name) for file in Path("/dev/fd").iterdir()]:
         if descriptor not in kept:

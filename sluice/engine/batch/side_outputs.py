@@ -304,7 +304,7 @@ def _file_of_task() -> Path | None:
     folder = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0]
     if context is None or not folder:
         return None
-    # Each attempt of a task has its own number, so it never reads what a failed attempt has left.
+    # Each attempt of a task has its own number, so it never reads the file of a failed attempt.
     return Path(folder, f"side-outputs-{context.taskAttemptId()}")
 
 

@@ -226,7 +226,8 @@ def damage(location: str, published: int, expected: Checksums | None, epoch: int
     """Describe how a shard differs from the state published up to a batch.
 
     Returns an empty text if the shard does not differ. `expected` are the published checksums, if
-    they are known. Raises StateError if the shard cannot be reached: it may then be intact.
+    they are known. Raises StateError if the shard cannot be reached, because the shard may be
+    intact.
     """
     try:
         with open_shard(location, to_write=True) as shard:

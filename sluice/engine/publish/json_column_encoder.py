@@ -31,7 +31,8 @@ from sluice.engine.read.json_lines import (
 from sluice.support.arrays import present_values
 
 _FEWEST = 100
-"""Fewer texts are encoded one by one, because this is faster than the calls of Arrow and NumPy."""
+"""Fewer texts than this are encoded one by one, because this is faster than the calls of Arrow and
+NumPy."""
 _PIECE = 4_000
 """How many texts are encoded at once. If one of them does not fit, all of them are encoded one by
 one."""

@@ -131,8 +131,8 @@ class OutputWriter:
         for destination, rows_of_tables in rows.items():
             batch_id = BatchId(self.generation, batch.number, batch.begun)
             written |= self.destinations.tables[destination].write(batch_id, rows_of_tables)
-        # Sorting and encoding many records has freed memory. Release it, because the client needs
-        # it for its queue.
+        # Sorting and encoding many records has freed memory. Release this memory, because the
+        # client needs it for its queue.
         release_memory_after_rows(sum(table.num_rows for _, table in records))
         # A batch without records is sent, too, because the transaction's marker names the batch.
         return written | self.destinations.topics.send(batch, records, state)

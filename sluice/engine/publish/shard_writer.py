@@ -208,8 +208,8 @@ class ShardWriter(TaskOfBatch):
 
         def added_up() -> Iterator[RowColumns]:
             nonlocal replaced
-            # Turn only one page of rows at a time into Python objects, because these take several
-            # times as much memory.
+            # Turn only one page of rows at a time into Python objects, because the objects take
+            # several times as much memory as the rows.
             for page in pages_of(state_rows):
                 ids = ids_of(page)
                 # Read only versions before this batch: a repeated batch must not add to its own

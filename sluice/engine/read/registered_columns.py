@@ -37,7 +37,8 @@ from sluice.values.registered_schemas import (
 )
 
 _FEWEST = 50
-"""Fewer values of a schema are read one by one, because this is faster than the calls of NumPy."""
+"""Fewer values of a schema than this are read one by one, because this is faster than the calls of
+NumPy."""
 _MOST_MISSES = 3
 _SMALL_PIECE = 400
 """How many values are read at once after a piece with an invalid value. An invalid value makes its

@@ -172,8 +172,8 @@ class RecordReader(TaskOfBatch):
     ) -> pa.RecordBatch:
         """Drop and count a global table's records without a key, for every value of `on_error`.
 
-        Kafka Streams drops them, too, but first reads their values. In other tables, the tables'
-        operators drop such records.
+        Kafka Streams drops them, too, but first reads their values. Such records of
+        other tables are dropped by the tables' operators.
         """
         store = self.global_stores.get(output.topic)
         decoder = self.decoders[output.topic]

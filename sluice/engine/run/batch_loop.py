@@ -132,7 +132,7 @@ class BatchLoop:
         return next_timer is not None and next_timer <= now
 
     def replay(self, steps: Iterable[ReplayStep]) -> None:
-        """Run the steps of a history that have not been run yet, each as a batch.
+        """Run the steps of a replay that have not been run yet, each as a batch.
 
         If there are no records at all, publish an empty batch: queries need a snapshot of the new
         generation.

@@ -574,7 +574,7 @@ class StageOutput:
 _MANY_ROWS = 50_000
 _NO_BOUNDS = NO_WINDOW, NO_WINDOW
 _NUMBER = "number"
-"""The name of the column with the number of a result among the results of the same cause."""
+"""The name of the column that numbers the results of the same cause."""
 _COLUMNS = (
     "target", "emitted", "old", "output", "key", "value", "headers", "time", "window_start",
     "window_end", *SORT_KEY, _NUMBER,
