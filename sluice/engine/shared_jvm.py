@@ -84,7 +84,7 @@ class JvmKeeper:
     def _clean_up(self, session: Any, server: Any) -> None:
         with suppress(Py4JError, OSError):
             context = session.sparkContext()
-            # A query ends when its jobs have been cancelled. Do not wait for this.
+            # A query ends when its jobs have been cancelled. Do not wait for its end.
             for query in session.streams().active():
                 context.cancelJobGroup(query.runId().toString(), "The run has ended.")
             session.interruptAll()

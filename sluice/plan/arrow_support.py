@@ -64,7 +64,7 @@ class TypedFallibleExpression:
 
 @dataclass(frozen=True)
 class TypedExplosion:
-    """A column that makes a row for each element of a record's array, or one for an empty array."""
+    """A column that makes a row for each element of an array, or one row for an empty array."""
 
     column: Column
     array: TypedExpression

@@ -87,7 +87,7 @@ def at(kafka: Mapping[str, str], reason: str = "") -> str:
 
 
 def next_step_for(reason: str) -> str:
-    """Return what to do after an error of Kafka's client, as the `next_step` of a Sluice error."""
+    """Return the advice after an error of Kafka's client, as the `next_step` of a Sluice error."""
     if "size too large" in reason:
         return (
             "Nothing from the batch was published. Raise max.message.bytes of the output's topic, "

@@ -105,4 +105,4 @@ class ConsumerGroup:
 
 
 _OF_PRODUCER = {KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, KafkaError._FENCED}
-"""Errors of the producer itself, which do not depend on what it sends."""
+"""Errors of the producer itself, which do not depend on the records that it sends."""

@@ -207,7 +207,7 @@ class TransactionalOutput:
 
         Each topic has a table with the columns `key`, `value` and optionally `headers`.
 
-        `state` is what the ledger will publish with the batch. Return the number of records per
+        `state` is published in the ledger together with the batch. Return the number of records per
         topic. A retried batch does not write its records again, except to topics that were added to
         the pipeline after the batch was written. Raise BatchDiffers if the records for the other
         topics differ from the records that were written. Raise WentBack if the ledger has lost a

@@ -54,7 +54,7 @@ class TopicsOutput(Protocol):
     ) -> dict[str, int]:
         """Write a batch's records and its marker atomically.
 
-        Return the number of records per topic. `state` is what the ledger will publish with the
+        Return the number of records per topic. `state` is published in the ledger together with the
         batch.
         """
 

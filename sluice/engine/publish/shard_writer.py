@@ -167,7 +167,7 @@ class ShardWriter(TaskOfBatch):
     def _changed_rows(self, rows: pa.Table) -> pa.Table:
         """Return one sorted row for each key and window.
 
-        For a group, it is the sum of the rows; otherwise, it is the last change.
+        For a group, this row is the sum of the rows; otherwise, it is the last change.
         """
         # Leave out rows without a key: they belong to no store.
         rows = sorted_rows(_chosen(rows, rows.column("key").is_valid()), then_by=SORT_KEY)

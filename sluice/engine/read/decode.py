@@ -2,8 +2,8 @@
 
 `ValueDecoder.decode` first decodes the values, and then rejects values of three kinds: ambiguous
 JSON, which msgspec accepts; values that Spark cannot read back; and decimals with too many digits.
-For each kind, it first tests the whole batch at once, which is fast. Only if this test fails does
-it check the values one by one.
+For each kind, it first tests the whole batch at once, which is fast. If this test fails, it checks
+the values one by one.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def broken_readers(
 
 
 def interface_of(info: GenerationInfo) -> Interface:
-    """Return what others can read of a generation."""
+    """Return the interface of a generation, which other pipelines can read."""
     # The name of a table outside Kafka has a colon, and no pipeline reads it.
     topics = {name: fields for name, fields in info.outputs.items() if ":" not in name}
     stores: dict[str, ReadableStore] = {}

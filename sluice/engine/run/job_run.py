@@ -313,7 +313,8 @@ class JobRun:
         """
         query, storage, output = setup.query, setup.query.storage, setup.output
         is_interrupted = setup.newest is not None and setup.planned is not None
-        # A rebuild checks this before it begins: its job may be a part of the pipeline.
+        # A rebuild has checked the readers before its start, because its job may be only a part of
+        # the pipeline.
         if self.steps is None:
             require_kept_interface(ledger, setup.registered, setup.info, self.job.pipeline)
         require_compatible(setup.registered, setup.info, lambda: is_interrupted)

@@ -97,7 +97,7 @@ class QueryTasks:
         """Return the tasks of a stage, and the types that are known after it.
 
         `known` has the types that are known before the stage. Raise NeedsSparkError if Spark must
-        compute the steps after it.
+        compute the steps after the stage.
         """
         task = self.stages.task(number, known)
         targets, known = ShuffleTargets.of(number, known.with_results(number))

@@ -222,8 +222,8 @@ class Timeline:
         for number, clocks in self._partitions.items():
             if not clocks.counts[-1]:
                 continue
-            # Co-partitioned topics share the time. Store it once, under the first topic with this
-            # partition.
+            # Co-partitioned topics share the stream time. Store it once, under the first topic with
+            # this partition.
             topic = self._first_topic_with(number)
             for name in names:
                 clock: _Clock = getattr(clocks, name)
@@ -413,8 +413,8 @@ class Timeline:
             )
         is_beginning = boolean_mask(pc.equal(all_paths, START))
         is_same[is_same] = is_beginning[last[is_same]]
-        # The results of timers come after their record, and so do rows that were re-keyed, as if
-        # from a repartition topic.
+        # The results of timers come after their record. Rows that were re-keyed also come after it,
+        # as if from a repartition topic.
         paths = positions.column("path").filter(pa.array(is_same)).to_pylist()
         is_same[is_same] = [START <= path < END_OF_RECORD for path in paths]
         return is_same
