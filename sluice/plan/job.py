@@ -39,7 +39,7 @@ class PlannedPipeline:
     idle_timeout_ms: int | None
     advance_when_idle_ms: int | None
     """How long an operator's topics must be silent before its stream time advances with the clock;
-    None for never."""
+    None if it never does so."""
     linger_ms: int
     """How long a run that has read all records waits for new records."""
     max_failures: float

@@ -448,7 +448,7 @@ class JobColumns:
         *,
         reported_with: Scope | None,
     ) -> tuple[Scope, FallibleExpression]:
-        """Return the scope after an expression, and the expression: an equal earlier one, if any.
+        """Return the scope after an expression, and the expression or an equal one, added earlier.
 
         A failure is reported with the value of the scope `reported_with`.
         """

@@ -291,7 +291,7 @@ _UNDECIDED = "undecided-"
 
 
 def _file_of_task() -> Path | None:
-    """Return the file in which a chain leaves side outputs for the next chain; None without Spark.
+    """Return the file with a chain's side outputs for the next chain; None if Spark is not used.
 
     Both chains run in the same task of Spark. Spark deletes the file's folder at the end.
     """

@@ -186,7 +186,7 @@ def spread_timers(times: Mapping[str, int], workers: int) -> dict[str, int]:
 
 
 def earliest_timer(times: Mapping[str, int]) -> int | None:
-    """Return when the earliest wall-clock timer of a job is due, epoch ms; None without a timer."""
+    """Return when a job's earliest wall-clock timer is due, epoch ms; None if there is no timer."""
     due: list[int] = []
     for name, time in times.items():
         if name.startswith(f"{WALL}/") and time >= 0:

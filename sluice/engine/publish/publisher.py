@@ -324,7 +324,10 @@ class Publisher:
         return dead_letters
 
     def _audit(self, batch: BegunBatch, collected: Collected) -> Audit | None:
-        """Audit the batch; None without an auditor. Quarantines shards that have lost commits."""
+        """Audit the batch.
+
+        Return None if there is no auditor. Quarantines shards that have lost commits.
+        """
         if self.auditor is None:
             return None
         try:

@@ -37,7 +37,7 @@ class StateRows(Protocol):
 
     @property
     def spark(self) -> SparkSession | None:
-        """The session that computes the rows; None without Spark."""
+        """The session that computes the rows; None if Spark is not used."""
 
     def write(self) -> pa.Table:
         """Compute each worker's rows, and write them to its shard.

@@ -107,7 +107,7 @@ class Linger:
         return present != dict(self.partitions)
 
     def _lag(self, positions: Offsets) -> Lag | None:
-        """Return the lag; None while the broker cannot be reached, which is logged once.
+        """Return the lag. While the broker cannot be reached, return None, and log this once.
 
         Raise AccessDenied if Kafka no longer allows a topic to be described.
         """

@@ -106,7 +106,7 @@ class BatchQueries:
         return plan, self._start_query(start, self._begin_next)
 
     def _take_next(self) -> PlannedBatch | None:
-        """Return the next plan, which becomes the current one; None after the last."""
+        """Return the next plan, which becomes the current one; None if no plan is left."""
         assert self._backlog is not None
         if self._next is None:
             self._current, self._begun = next(self._backlog, None), None
