@@ -99,7 +99,8 @@ class Row(msgspec.Struct):
     latest_of_sides: tuple[int, int] = (-1, -1)
     """In a join of two streams: their largest event times (left, right), including this row.
 
-    In a cogrouped aggregate: the largest event time of all streams before this row, and -1.
+    In a cogrouped aggregate: first, the largest event time of all streams before this row; second,
+    always -1.
     """
     foreign: str | None = None
     """The record's own key, if `key` is another key. The operators that get both keys: the left
@@ -171,7 +172,7 @@ class Output(Receiver, Protocol):
         """
 
     def send_late(self) -> None:
-        """Note that the current row is late for all windows, and therefore has no effect.
+        """Mark the current row as late for all of its windows: it then has no effect.
 
         Send it to the operator's topic for late records, if any.
         """
@@ -219,7 +220,7 @@ class Asking(Protocol):
     """
 
     rows_at_once: int
-    """The number of rows to call for before their answers are recorded."""
+    """For so many rows, calls are made before the answers are recorded."""
 
     def needs_answer(self, row: Row) -> bool:
         """Return whether a call is needed for the row."""

@@ -40,7 +40,7 @@ _LOOKED_UP_AT_ONCE = 1_000
 class _Stateless(Operator[None]):
     """Base class of `Call` and `Lookup`, which are stateless.
 
-    A row is sent only with its answer.
+    `send` sends each row with its answer, so `process` is never called.
     """
 
     state_type: Any = None

@@ -130,7 +130,7 @@ class KeyedRows:
         return self.last_up_to(chosen)[self.starts[1:] - 1]
 
     def of_keys(self, chosen: Mask) -> tuple[KeyedRows, Indices]:
-        """Return the rows of the chosen keys, and the index here of each of these rows."""
+        """Return the rows of the chosen keys, and the index of each of these rows in `self`."""
         indices = np.flatnonzero(chosen[self.key_numbers])
         places = pa.array(indices)
         keys = [self.keys[number] for number in np.flatnonzero(chosen).tolist()]
@@ -201,7 +201,7 @@ class Results:
     """Mask of the rows that have to be processed one by one; None if there are none."""
 
     def of_rows(self, indices: Indices) -> Results:
-        """Renumber the results: `indices` are the indices of their rows among all rows."""
+        """Return the results with other row numbers: the row `n` becomes the row `indices[n]`."""
         dropped: dict[str, Indices] = {}
         for reason, rows in self.dropped.items():
             dropped[reason] = indices[rows]

@@ -108,7 +108,7 @@ class Calls:
                 f"the function tried to end the process: SystemExit: {error}"
             ) from error
         except KeyboardInterrupt:
-            # This exception would end the event loop, too. As in any step, it ends the run.
+            # KeyboardInterrupt would end the event loop, too. As in any step, it must end the run.
             raise EngineError(
                 f"{self._step}: the function raised KeyboardInterrupt.",
                 next_step="Nothing from the batch was published. "
@@ -142,7 +142,7 @@ class Calls:
     def _require_threads(self) -> None:
         """Raise EngineError if too many calls hang.
 
-        Each holds a thread, and perhaps a connection.
+        Each hanging call occupies a thread, and perhaps a connection.
         """
         self._hanging = {thread for thread in self._hanging if thread.is_alive()}
         if len(self._hanging) >= self._policy.concurrency:

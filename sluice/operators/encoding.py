@@ -1,4 +1,4 @@
-"""Encodes states as MessagePack and results as JSON, exactly. Otherwise, raises an error."""
+"""Encodes states as MessagePack and results as JSON. Raises errors for values that would change."""
 
 from __future__ import annotations
 
@@ -321,9 +321,9 @@ def _decode_hook(kind: type, value: Any) -> Any:
 
 
 class _Converted(type):
-    """Metaclass of the types that replace authors' types in the type of a state.
+    """Metaclass of the types that stand for authors' types within the type of a state.
 
-    `kind` is the author's type. Its values are stored as values of another type.
+    `kind` is the author's type, whose values are stored in another form.
     """
 
     kind: Any

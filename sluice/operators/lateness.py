@@ -1,8 +1,8 @@
 """Decides whether a record is late, and when a window is closed. All operators use these rules.
 
-`engine/batch/accounting.py` counts a late record once. For each store and window,
-`engine/stages/stage_output.py` counts it, or `engine/combine/windowing.py` if tasks add the records
-up while they read.
+`engine/batch/accounting.py` counts each late record once. `engine/stages/stage_output.py` also
+counts it for each store and window for which it is late. If tasks add up the records while they
+read, `engine/combine/windowing.py` does so.
 
 *Stream time* is the largest event time so far, including late records and the current record
 (`engine/batch/stream_time.py` computes it). Records are late for the same windows as in Kafka
@@ -68,7 +68,7 @@ def closes_at(end: int, open_ms: int) -> int: ...
 @overload
 def closes_at(end: Times, open_ms: int) -> Times: ...
 def closes_at(end: Any, open_ms: int) -> Any:
-    """Return when a window closes that stays open for `open_ms` after its end, in stream time."""
+    """Return the stream time at which a window closes: `open_ms` after its end."""
     return end + open_ms
 
 
@@ -85,8 +85,8 @@ class JoinLateness:
 
     def __init__(self, window: JoinWindow) -> None:
         self.ahead = window.after_ms, window.before_ms
-        """How many ms after a record its match may be at most: for a left record, and for a right
-        record."""
+        """The most ms by which a match may be later than the record: for a left record, and for a
+        right record."""
         self._sent_after_ms = (
             window.after_ms + window.grace_ms + 1,
             window.before_ms + window.grace_ms + 1,
@@ -129,9 +129,9 @@ class JoinLateness:
         return time + self._sent_after_ms[side]
 
     def last_unmatched(self, side: int, stream_time: int) -> int:
-        """Return the latest time at which an unmatched record is sent by this stream time.
+        """Return the latest event time of the unmatched records sent by this stream time.
 
-        The inverse of `sent_unmatched_at`.
+        This is the inverse of `sent_unmatched_at`.
         """
         return stream_time - self._sent_after_ms[side]
 

@@ -44,7 +44,7 @@ class WallTimer(Protocol):
 
 
 class Searches(Protocol):
-    """Searches for results. They are sent only if a search finds them (see `joins.stream_join`)."""
+    """Searches for due results: only a search sends them (see `joins.stream_join`)."""
 
     def looks_after(self, side: int) -> int:
         """Return the stream time after which a record of this side starts a search."""
@@ -93,10 +93,10 @@ class BatchOfOperator:
 
 
 class Operator(Generic[S]):
-    """An operator. It changes a key's state in place.
+    """An operator, which changes the state of a key in place.
 
     For a row with a null key, `new_state` makes a state that is not stored. The methods that are
-    implemented here are for operators that send results only for rows of their key.
+    implemented here suit operators that send a key's results only for rows of this key.
     """
 
     state_type: Any
@@ -127,7 +127,7 @@ class Operator(Generic[S]):
         raise NotImplementedError
 
     def process(self, state: S, row: Row, out: Output) -> None:
-        """Process one row. If that fails, the row is rejected and the state is unchanged."""
+        """Process one row. If this fails, the row is rejected and the state is unchanged."""
         raise NotImplementedError
 
     @property
@@ -145,8 +145,8 @@ class Operator(Generic[S]):
         """Process all rows of many keys at once, and change the `states` of the keys in place.
 
         `Results.left_over` marks rows that must still be processed one by one. Returns None, and
-        changes no state, if all rows must be. `timeline` is None if the operator has no stream
-        time.
+        changes no state, if all rows must be processed one by one. `timeline` is None if the
+        operator has no stream time.
 
         Raises RowFailedError if a row fails. States may then have changed: the caller loads them
         again, and processes the rows one by one.

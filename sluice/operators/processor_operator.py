@@ -188,8 +188,8 @@ class Process(Operator[KeyState]):
         causes: list[int] = []
         """The row of each result."""
         lengths = np.diff(rows.starts).tolist()
-        # Each value is decoded, and becomes a record, right before the author's code gets it,
-        # because short-lived objects are the fastest.
+        # Each value is decoded, and becomes a record, right before the author's code gets it. This
+        # is faster than making all records first.
         own_keys: Iterable[Windowed[str] | str | None] = rows.keys
         if self._is_keyed_by:
             keys: Iterable[Windowed[str] | str | None] = map(
@@ -428,7 +428,7 @@ class _Forwarded:
         self.sent.append((key, value, time, to, self.headers, window))
 
     def results(self, causes: Indices) -> Results:
-        """Return the results. `causes` are the rows that have caused them."""
+        """Return the results. `causes` are the rows that have caused the results."""
         columns: Iterable[Sequence[Any]] = ((),) * 6
         if self.sent:
             columns = zip(*self.sent, strict=True)
@@ -454,7 +454,7 @@ class _Forwarded:
 def _texts(column: pa.Array) -> list[str | None] | None:
     """Return the column's texts.
 
-    Return None if all of them are null, as in most batches the headers.
+    Return None if all of them are null, as the headers are in most batches.
     """
     texts: list[str | None] | None = None
     if column.null_count < len(column):

@@ -29,7 +29,7 @@ class Latest(Operator[LatestValue]):
     A key's last record wins, regardless of its time; a null value deletes the key.
 
     `sends_old_values`: a later step subtracts or compares old values, so the old value is sent
-    before the new value. Without it, the results do not depend on the states.
+    before the new value. If it is false, the results do not depend on the states.
     """
 
     state_type: Any = LatestValue

@@ -196,8 +196,8 @@ class DeltaSink:
             if target.table.key is None and not is_of_published_batch:
                 may_repeat = self._has_later_rows(published)
             self.state = msgspec.structs.replace(state or self.state, may_repeat=may_repeat)
-        # Fence off earlier writers with a commit. The version of their next commit is below the
-        # version of this commit, so Delta Lake skips or rejects it.
+        # Fence off earlier writers with a commit of a higher version. Their next commits have lower
+        # versions, so Delta Lake skips or rejects them.
         epoch, nonce = (max(version, 0) >> _EPOCH) + 1, secrets.randbits(_EPOCH - _NONCE)
         newest = epoch << _EPOCH | nonce << _NONCE
         for name in self.formerly:
@@ -397,7 +397,7 @@ class DeltaSink:
         condition = "true"
         if published is not None:
             # The rows of timers have no topic, and their positions do not show which batch wrote
-            # them. So count each of them as later.
+            # them. So treat each of them as a row after the published positions.
             later = ["(_topic = '')"]
             for topic, ends in published.positions.items():
                 of_topic = f"_topic = {literal(topic)}"

@@ -122,7 +122,7 @@ class PostgresColumn:
     name: str
     type: str
     is_key: bool = False
-    """Whether the column identifies a row. Then, different values must stay different."""
+    """Whether the column identifies a row. If it does, different values must stay different."""
     required: bool = False
     """Whether the column is NOT NULL."""
 
@@ -202,7 +202,7 @@ def _json(_: Any, json: bytes) -> str:
 
 def _uuid(value: Any, *, only_canonical: bool) -> str:
     text = str(UUID(_text(value, None)))
-    # Sluice takes two spellings of a UUID for two keys, but PostgreSQL takes them for one.
+    # For Sluice, two spellings of a UUID are two keys. For PostgreSQL, they are equal.
     if only_canonical and text != value:
         raise ValueError(f"is not written as {text}")
     return text

@@ -242,12 +242,13 @@ class PostgresTables:
             for number, target in enumerate(self.targets):
                 if target.output not in written:
                     merges += self._copy_rows(database, number, target, rows[target.output])
-            # Ends this driver if another driver has taken over. Otherwise, locks the pipeline's
-            # row: no other driver can take over before this transaction has ended.
+            # `_require_epoch` ends this driver if another driver has taken over. Otherwise, it
+            # locks the pipeline's row: no other driver can take over before this transaction has
+            # ended.
             self._require_epoch(database)
             for merge in merges:
                 database.execute(merge)
-            # The counts of rows that were written before take precedence.
+            # If the batch was written to a table before, keep the count of the rows written then.
             now |= written
             database.execute(
                 SQL(
@@ -366,9 +367,9 @@ class PostgresTables:
         """Yield a transaction. Raise EngineError for the database's errors."""
         try:
             with connect(self.url, application_name=f"sluice.{self.pipeline}") as database:
-                # The database's address may be that of a connection pooler, such as PgBouncer,
-                # which gives each transaction another connection. So neither settings nor prepared
-                # statements may outlast the transaction.
+                # The address may lead to a connection pooler, such as PgBouncer, which gives each
+                # transaction another connection. So neither settings nor prepared statements may
+                # outlast the transaction.
                 database.isolation_level = IsolationLevel.READ_COMMITTED
                 database.prepare_threshold = None
                 set_settings(database, _SETTINGS, of_transaction=True)

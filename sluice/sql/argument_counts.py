@@ -59,9 +59,9 @@ class Counts:
 
 
 def wrong_count(tokens: Sequence[Token], place: int) -> str:
-    """Say which number of arguments the function at this place takes instead of the given number.
+    """Say how many arguments the function at this place gets, and how many it takes.
 
-    Return an empty text if the number is right, or if it is not known.
+    Return an empty text if the number is right, or if the right number is unknown.
     """
     name = tokens[place].text.lower()
     if place and _is_operator(name, tokens[place - 1]):
@@ -221,10 +221,11 @@ _FUNCTIONS = {
     "3-4": "aggregate overlay reduce regexp_replace",
     "4": "count_min_sketch width_bucket",
 }
-"""Numbers of arguments → the functions that take so many, as Spark's registry of functions tells.
+"""Numbers of arguments → the functions that take so many, according to Spark's function registry.
 
-Functions that take any number are left out, and `count`, for which `expression_checks` has advice
-of its own, and `decimal`, which is also a type with two numbers."""
+These are not listed: functions that take any number of arguments; `count`, because
+`expression_checks` has its own advice for it; and `decimal`, because it is also a type with two
+numbers."""
 
 _IN_PAIRS = frozenset({"map", "named_struct"})
 

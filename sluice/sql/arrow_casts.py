@@ -285,8 +285,8 @@ def decimal_quotient(left: Decimal, right: Decimal, precision: int, scale: int) 
 
 _EXACT = Context(prec=2000, rounding=ROUND_HALF_UP)
 _DIVISION = Context(prec=130)
-"""Has enough digits for a quotient with 39 decimal places. The division therefore does not round
-these."""
+"""Has enough digits for the first 39 decimal places of any quotient. The division therefore rounds
+none of these places."""
 
 
 def _decimal_in(number: Decimal, precision: int, scale: int) -> Decimal:

@@ -159,7 +159,7 @@ def _call(text: str, tokens: list[Token], closing: dict[int, int], at: int) -> F
     function = _part(text, tokens[at].start, tokens[end].end + 1)
     try:
         function.tree()
-    # The text is not a call, such as `IN (1, 2)`.
+    # A text such as `IN (1, 2)` is not a call.
     except PARSE_ERRORS:
         return None
     first, last, quantifier, nulls = at + 2, end, "", ""

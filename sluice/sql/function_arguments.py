@@ -267,7 +267,7 @@ def misfit(node: exp.Expr, kinds: Sequence[str]) -> Misfit | None:
 def _unfit_together(
     node: exp.Expr, arguments: Sequence[exp.Expr], kinds: Sequence[str]
 ) -> Misfit | None:
-    """Return the first argument that does not fit another argument, or the type of a cast."""
+    """Return the first argument that fits neither the other arguments nor, in a cast, the type."""
     match node:
         case exp.Cast():
             target = _head(declared(node.args["to"]))
@@ -311,7 +311,7 @@ def _unlike(
     kinds: Sequence[str],
     fit: Callable[[str, str], bool],
 ) -> Misfit | None:
-    """Return the first further argument whose type does not fit the first argument's, `kind`."""
+    """Return the first argument after `arguments[0]` whose type does not fit the type `kind`."""
     for argument, other in zip(arguments[1:], kinds[1:], strict=False):
         if not fit(kind, other):
             return Misfit(argument, f"a value like {kind}", _SAME_TYPE)

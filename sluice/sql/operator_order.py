@@ -26,8 +26,8 @@ _OPERATIONS: Sequence[Mapping[TokenType, type[exp.Binary]]] = (
     {TokenType.LT: exp.BitwiseLeftShift, TokenType.GT: exp.BitwiseRightShift},
     {TokenType.PLUS: exp.Add, TokenType.DASH: exp.Sub, TokenType.DPIPE: exp.DPipe},
 )  # fmt: skip
-"""Operators between two values, in levels, from those that bind least tightly to those, such as
-`*`, that bind most tightly."""
+"""Operators between two values, by level. The first level binds least tightly; the last level, with
+`*`, binds most tightly."""
 _SHIFTS = 4
 _LEVELS: dict[TokenType, int] = {}
 for _level, _signs in enumerate(_OPERATIONS):

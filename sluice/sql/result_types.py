@@ -56,7 +56,7 @@ def path_type(kind: str, names: Sequence[str]) -> str:
 
 
 def _part_type(kind: str, name: str) -> str:
-    """Return the type of a path's next part: a field, a map's value, or a list elements' field."""
+    """Return the type of a path's next part: a field, a map's value, or a field in a list."""
     if element := element_type(kind):
         # Spark cannot read the fields of objects in a list of lists.
         return list_type(_field_type(element, name))

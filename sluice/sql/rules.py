@@ -173,7 +173,7 @@ def _always(result: str, *operands: str, fails: bool = False, of_any: bool = Fal
 
     Its arguments are converted to `operands`.
 
-    `of_any`: the function also takes values of all other types, and never fails to convert them.
+    `of_any`: the function also takes values of all other types, and converting them cannot fail.
     """
 
     def resolve(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -286,7 +286,7 @@ def _comparison(node: exp.Expr, kinds: Kinds) -> Signature:
 def _comparison_type(kinds: list[str]) -> str:
     """Return the type to which compared values are converted.
 
-    It holds all values of exact numbers.
+    If all compared values are exact numbers, the type can hold each of them.
     """
     if len(kinds) > 1 and all(map(is_exact, kinds)) and not all(map(is_integer, kinds)):
         precision, scale = wide_decimal(map(_fewest_digits, kinds))
@@ -757,7 +757,7 @@ _JSON_OPTIONS = tree_of(struct_json("x")).args["options"]
 
 
 def _json_text(node: exp.Expr, kinds: Kinds) -> Signature:
-    # With other options, `to_json` writes other texts, which only Spark can write.
+    # If `to_json` has other options, only Spark can write its texts.
     is_known = node.args.get("options") == _JSON_OPTIONS and bool(struct_fields(kinds[0]))
     if not is_known:
         return Signature("STRING", None, fails=True)
@@ -1103,7 +1103,7 @@ def path_element(node: exp.Expr) -> exp.Expr | None:
         position: object = node.this.this.this.this
     except AttributeError:
         return None
-    # Other expressions may have the name of a column in this place.
+    # In other expressions, this may be the name of a column, as a text.
     if not isinstance(position, exp.Expr):
         return None
     if node == tree_of(row_order.element_sql(text_of(position))):

@@ -80,10 +80,10 @@ def reason_to_refuse(text: str, tree: exp.Expr) -> str:
 
 
 def reason_not_parsed(text: str) -> str:
-    """Describe a sign or word that is not an operator of Spark SQL, with advice.
+    """Return why sqlglot cannot parse a text, with advice; empty if the reason is unknown.
 
-    This is a sign or word that is not an operator of Spark SQL, or a call with too few or too many
-    arguments. Return an empty text if there is neither.
+    Known reasons are a sign or word that is not an operator of Spark SQL, and a call with too few
+    or too many arguments.
     """
     tokens = tokens_of(text)
     return next(chain(_foreign_signs(text, tokens), _wrong_counts(tokens)), "")

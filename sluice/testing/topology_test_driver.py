@@ -266,7 +266,7 @@ class TopologyTestDriver:
     def commit(self) -> None:
         """Process all records that were piped after the last batch, as one batch.
 
-        If the pipeline also reads a topic that it writes, more batches follow, until one writes
+        If the pipeline also reads a topic that it writes, more batches follow, until a batch writes
         nothing to this topic.
         """
         for _ in range(_MOST_ROUNDS):
@@ -408,7 +408,7 @@ class TopologyTestDriver:
         return headers
 
     def counts(self) -> dict[str, int]:
-        """Return what happened to how many records: `read`, `applied`, `late/STORE` and so on."""
+        """Return how many records had which outcome: `read`, `applied`, `late/STORE` and so on."""
         self.commit()
         return dict(self._run.counts)
 

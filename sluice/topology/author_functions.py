@@ -25,11 +25,10 @@ def with_key(
 ) -> Function:
     """Return `function` in a form that is always called with the key as the first argument.
 
-    `function` takes `arguments`, of which the last is the value, with or without the key before
-    them. Raises TopologyError if the function takes other arguments, is async without
-    `may_be_async`, or is a generator without `may_yield`. Raises TopologyError, too, if the
-    function declares the value as a Struct other than `value_type`, which is None for plain JSON
-    data.
+    `function` takes `arguments`, or the key and then `arguments`. The last of these is the value.
+    Raises TopologyError if the function takes other arguments, is async without `may_be_async`, or
+    is a generator without `may_yield`. Raises TopologyError, too, if the function declares the
+    value as a Struct other than `value_type`, which is None for plain JSON data.
     """
     allowed = {"may_yield": may_yield, "may_be_async": may_be_async}
     if _accepts(where, function, arguments, **allowed):

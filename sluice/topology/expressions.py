@@ -40,7 +40,7 @@ def require_valid(
 ) -> None:
     """Raise TopologyError unless `text` is SQL over the readable columns, of the needed type.
 
-    `types` are the types of the columns as far as they are known, also from computed fields.
+    `types` are the known types of the columns and of computed fields.
     """
     from sluice.sql import aggregate_expressions, expression_checks, parsed_expression
     from sluice.sql.dialect import PARSE_ERRORS
@@ -75,7 +75,7 @@ def require_valid(
 def type_of(text: str, types: Mapping[str, str]) -> str:
     """Return the Spark SQL type of an expression over columns of these types.
 
-    Return an empty text if unknown or always null.
+    Return an empty text if the type is unknown, or if the result is always null.
     """
     from sluice.sql import typed_expression
 

@@ -606,7 +606,7 @@ class CogroupedStreams(Generic[R]):
 
 
 def _columns_of(parts: Sequence[nodes.CogroupedStream]) -> dict[str, str]:
-    """Return cogrouped streams' columns, each with its text in the first stream that has it."""
+    """Return the columns of cogrouped streams, each with its SQL from the first of its streams."""
     columns: dict[str, str] = {}
     for part in parts:
         for name, text in part.columns.items():

@@ -1179,10 +1179,10 @@ class Stream(Handle[V]):
         the kinds `message` and `transaction`, and records without a value, are filtered out. For a
         record of the kind `truncate`, `on_error` decides what happens.
 
-        With `check_old`, Sluice compares a change's old row, unless the change has none, with the
-        row that the table has for the key. If the two rows differ, `check_old="count"` counts the
-        change as `old_differs/STEP` and applies it. With `check_old="reject"`, `on_error` decides
-        what happens to the change.
+        With `check_old`, Sluice compares the old row of each change that has one with the row that
+        the table has for the key. If the two rows differ, `check_old="count"` counts the change as
+        `old_differs/STEP` and applies it. With `check_old="reject"`, `on_error` decides what
+        happens to the change.
         """
         where = self._where("apply_changes")
         if {"kind", "old", "new"} - self.fields.keys():
@@ -1660,7 +1660,7 @@ class Stream(Handle[V]):
     ) -> Function:
         """Return a step's function, as the engine calls it.
 
-        Raises TopologyError if it does not take the stream's values.
+        Raises TopologyError if the function does not take the stream's values.
         """
         where = self._where(step)
         if is_sql_allowed and not callable(function):

@@ -100,8 +100,8 @@ class Table(Handle[V]):
         """Turn the table's changes into records with the fields `kind`, `old` and `new`.
 
         `kind` is insert, update or delete. `old` is the row's value before the change and null for
-        an insert; `new` is its value after the change and null for a deletion. In an update, both
-        can be the same.
+        an insert; `new` is its value after the change and null for a deletion. In an update, `old`
+        and `new` can be equal.
         """
         if isinstance(self, GlobalTable):
             raise TopologyError(

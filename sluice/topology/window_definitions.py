@@ -109,8 +109,8 @@ def hopping(
 
 
 _MOST_OVERLAPPING = 100_000
-"""The most windows that a record may be in. With more, a batch would not fit into memory; the
-author has probably written a wrong unit."""
+"""The most windows that a record may be in. If a record is in more windows, a batch does not fit
+into memory, and the author has probably written a wrong unit."""
 
 
 def _require_few_windows(window: TimeWindow, overlapping: int) -> None:
@@ -249,7 +249,7 @@ W = TypeVar("W", Window, SlidingWindow, SessionWindow)
 def _valid(window: W, name: str, length_ms: int, *, least: int = 1) -> W:
     """Return the window.
 
-    Raises TopologyError if its length, which has this name, or its grace is too short.
+    Raises TopologyError if the window's length or grace is too short. `name` is the length's name.
     """
     where = f"{window} at {source_line()}"
     _require_length(where, name, length_ms, least)

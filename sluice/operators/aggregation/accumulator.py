@@ -78,7 +78,7 @@ class Accumulator:
         return self.add(earlier, later)
 
     def merge_unordered(self, held: Any, later: Any) -> Any:
-        """Combine the state's accumulator with that of new records in columns.
+        """Combine the state's accumulator with the accumulator of new records.
 
         Raises NumbersTooLargeError or OverflowError if the order of the records could matter.
         """

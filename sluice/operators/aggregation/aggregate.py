@@ -125,8 +125,8 @@ class BaseAggregation(Operator[S]):
         elif stored is not None:
             del state[start]
         if self.only_last:
-            # The result is sent only at the end of the batch. But if it cannot be written, fail
-            # here, where this record can still be rejected.
+            # The result is sent only at the end of the batch. But if it cannot be written as JSON,
+            # fail now, while this record can still be rejected.
             calculation.check(aggregate)
             self._windows_added_to[start] = time
             return
@@ -315,8 +315,8 @@ class SpreadAggregation(Aggregation):
             begins.append(first + begin)
             times_of_window = event_times[first:behind]
             if self.only_last:
-                # The time of an aggregate that has begun after a removal ignores the records before
-                # the removal.
+                # If the aggregate has begun again after a removal, its time ignores the records
+                # before the removal.
                 latest = max(times_of_window[begin:])
                 if not begin:
                     latest = max(time, latest)
@@ -407,7 +407,7 @@ class SpreadAggregation(Aggregation):
     def _bounds_of_results(
         self, starts: Times, ends: Times, order: Indices
     ) -> tuple[Times, Times] | None:
-        """Return the bounds of the results' windows, given those of the sorted additions.
+        """Return the bounds of the results' windows, given the windows of the sorted additions.
 
         Return None without windows.
         """
@@ -419,7 +419,7 @@ def _times_with_removals(
 ) -> list[int]:
     """Return the time of each result of a window.
 
-    The result after a removal has the time of its record.
+    After a removal, the next result has the time of its own record.
 
     `time`: the time of the aggregate before the first result.
     """
@@ -599,9 +599,9 @@ class TableAggregate(BaseAggregation[TableGroup[Any]]):
 
         Return None if the change has no effect.
 
-        `held` is the group's time and aggregate before the change; None if the group has none. If a
-        function has removed the aggregate, it has removed the values of all rows, so none of them
-        is subtracted later.
+        `held` is the group's time and aggregate before the change; None if the group has none. An
+        aggregate that a function has removed contains no row's value, so no old value is subtracted
+        from it later.
         """
         calculation = self.calculation
         if added is None and (held is None or subtracted is None):
@@ -671,7 +671,8 @@ class TableAggregate(BaseAggregation[TableGroup[Any]]):
                 last_cause, (time, aggregate) = row, changed
                 held = None if aggregate is None else changed
                 if self.only_last:
-                    # If the result cannot be written, fail here, as if the result were sent.
+                    # If the result cannot be written as JSON, fail here, although it is sent only
+                    # at the end of the batch.
                     calculation.check(aggregate)
                     continue
                 if old is not None:
@@ -829,8 +830,8 @@ class WindowedAggregate(WindowAggregation, SpreadAggregation):
         last_forgotten_end = self._last_forgotten_end(row)
         windows = self.window.bounds_of(row.time)
         late = 0
-        # As in Kafka Streams, decide for each overlapping window: a record can be late for the
-        # earlier windows only.
+        # As in Kafka Streams, decide for each window whether the record is late: it can be late for
+        # only the earlier ones of overlapping windows.
         for window in windows:
             if window[1] > last_closed_end:
                 forgotten = None
@@ -858,7 +859,8 @@ class WindowedAggregate(WindowAggregation, SpreadAggregation):
 
     def _additions(self, rows: KeyedRows) -> tuple[Additions, Results]:
         starts, ends, contain = bounds_of_all(self.window, rows.times)
-        # As in Kafka Streams, decide for each of the overlapping windows.
+        # As in Kafka Streams, decide for each of the overlapping windows whether a record is late
+        # for it.
         is_late = contain & (
             ends <= self.lateness.last_closed_end(rows.stream_times["after"])[:, None]
         )
@@ -875,7 +877,7 @@ class WindowedAggregate(WindowAggregation, SpreadAggregation):
         return Additions.of(rows, added, starts[is_open], ends[is_open]), dropped
 
     def _last_forgotten_end(self, row: Row) -> int:
-        """Return the latest end of a window that has been forgotten.
+        """Return the latest end of the forgotten windows.
 
         If another cogrouped stream is far ahead of the row's stream, the row may belong to a
         forgotten window without being late for it. The window then begins again with the row.
@@ -883,8 +885,8 @@ class WindowedAggregate(WindowAggregation, SpreadAggregation):
         latest = row.latest_of_sides[0]
         if latest < 0:
             return latest
-        # In Kafka Streams, the store keeps windows for their size and grace. The store's time is
-        # the start of its latest window, which may come from any of the streams.
+        # In Kafka Streams, the store keeps each window for its size plus its grace. The store's
+        # time is the start of its latest window, which may come from any of the streams.
         latest_start, _ = self.window.bounds_of(latest)[-1]
         last_end: int = self.lateness.last_closed_end(latest_start)
         return last_end

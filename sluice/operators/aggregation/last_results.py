@@ -249,7 +249,7 @@ def last_results_of_keys(
 
 
 def _no_headers(results: Results) -> pa.Array:
-    """Return the headers of results that go only to a store, which needs no headers."""
+    """Return null for the headers of each result."""
     return pa.nulls(len(results.rows), pa.string())
 
 
@@ -284,7 +284,7 @@ class _Records:
             return self.held.keys
         continued = np.full(len(self.held.keys), -1)
         if len(self.neighbourhoods_of_held):
-            # A session is a whole neighbourhood, so its records and the held sessions in it are one
+            # If windows are sessions, all records and held sessions of a neighbourhood become one
             # session.
             of_windows, of_held = self.neighbourhoods[windows.first], self.neighbourhoods_of_held
         else:
@@ -330,9 +330,10 @@ class LastResults:
     ) -> Results | None:
         """Aggregate all rows whose order does not matter; the other rows are left over.
 
-        `closed`: the stream time at which windows expire when the batch ends. `with_headers`: each
-        result gets the headers, if any, of the record that last updates its window. Returns None,
-        and changes no state, if all rows have to be processed one by one.
+        `closed`: the stream time at the end of the batch. Later batches do not need windows that
+        have expired by then. `with_headers`: each result gets the headers, if any, of the record
+        that last updates its window. Returns None, and changes no state, if all rows have to be
+        processed one by one.
         """
         if with_headers:
             headers = rows.columns["headers"]
@@ -381,7 +382,7 @@ class LastResults:
         return np.flatnonzero(is_complete)
 
     def _records(self, states: KeyStates[Windows], rows: KeyedRows) -> _Records | None:
-        """Return the complete records, whose order does not matter, or None if none is complete."""
+        """Return the complete records whose order does not matter; None if there are none."""
         complete = self._complete(rows)
         if not len(complete):
             return None

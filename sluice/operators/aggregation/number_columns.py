@@ -37,7 +37,7 @@ class NumberColumn:
     """Numbers, and a mask of those that are not null.
 
     Decimals are given as integers, in units of 10 to the power `exponent`. Doubles are given as
-    integers of any size, in units of 2 to this power.
+    integers of any size, in units of 2 to the power `exponent`.
     """
 
     is_given: Mask
@@ -69,8 +69,8 @@ def integer_column(column: Sequence[int | None]) -> NumberColumn:
 def decimal_column(column: Sequence[Decimal | None]) -> NumberColumn:
     """Return decimals as integers.
 
-    Raises NumbersTooLargeError if the decimals differ in their numbers of decimal places, or if
-    these numbers or the integers are too large.
+    Raises NumbersTooLargeError if the decimals do not all have the same number of decimal places,
+    if they have too many places, or if an integer is too large.
     """
     exponents = {int(value.as_tuple().exponent) for value in column if value is not None}
     exponent = exponents.pop() if exponents else 0

@@ -41,7 +41,7 @@ class SlidingAggregate(WindowAggregation):
             out.count("null_key" if row.key is None else "null_value")
             return
         time, size = row.time, self.window.size_ms
-        # If the record is late for the latest window that contains it, it is late for all of them.
+        # A record that is late for the latest window that contains it is late for all its windows.
         if self.lateness.is_late(time + size, row.after):
             out.count("late")
             out.send_late()

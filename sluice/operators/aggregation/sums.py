@@ -1,4 +1,4 @@
-"""Accumulators of counts, sums and averages. They add single values, or many windows' columns."""
+"""Accumulators of counts, sums and averages, which add single values or whole columns."""
 
 from __future__ import annotations
 

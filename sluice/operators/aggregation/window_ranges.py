@@ -134,10 +134,10 @@ def neighbourhoods_of(
 
 
 def are_apart(begins: Integers, ends: Integers, gap: int) -> Mask:
-    """Return a mask of earlier sessions at most a gap after another, but not merged with it.
+    """Return a mask of the stored sessions that begin at most a gap after another stored session.
 
-    The other session had closed for the partition whose record began the later session, but not yet
-    for all partitions. `begins` and `ends` are the places of the sessions.
+    The two were not merged, because the first had closed for the partition whose record began the
+    second, but not yet for all partitions. `begins` and `ends` are the places of the sessions.
     """
     apart = np.zeros(len(begins), np.bool_)
     order = np.argsort(begins, kind="stable")

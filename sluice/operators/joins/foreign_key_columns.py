@@ -53,7 +53,7 @@ class _LeftRows:
 
     @classmethod
     def of_rows(cls, rows: KeyedRows, is_left: Mask) -> Self:
-        """Return the changes that the rows `is_left` make."""
+        """Return the changes made by the rows of the mask `is_left`."""
         changing = np.flatnonzero(is_left & (rows.is_old | rows.has_value))
         taken = pa.array(changing)
         return cls(
@@ -69,8 +69,8 @@ class _LeftRows:
 class _LeftChanges:
     """The changes of the left rows of all foreign keys, sorted by foreign key, own key and order.
 
-    For a left row that is already in a state, the adding row is the index before its foreign key's
-    first row.
+    For a left row that was in a state before the batch, `rows` has the index before the first row
+    of its foreign key.
     """
 
     keys: Indices
@@ -91,7 +91,7 @@ class _LeftChanges:
 
     @classmethod
     def of(cls, states: Sequence[Referred], rows: KeyedRows, is_left: Mask) -> Self:
-        """Return the left rows in `states`, and the changes that the rows `is_left` make."""
+        """Return the stored left rows, and the changes made by the rows of the mask `is_left`."""
         stored, changing = _LeftRows.of_states(states, rows), _LeftRows.of_rows(rows, is_left)
         keys = np.concatenate((stored.keys, changing.keys))
         changed_by = np.concatenate((stored.rows, changing.rows))
@@ -153,7 +153,7 @@ class _RightBefore:
 
     @classmethod
     def of(cls, states: Sequence[Referred], rows: KeyedRows, is_right: Mask) -> Self:
-        """Return, for each row, the right row before it. The rows `is_right` change right rows."""
+        """Return the right row before each row; `is_right` marks the changes of right rows."""
         last = rows.last_before(is_right)
         stored = [state.right for state in states]
         values = take_or(rows.columns["value"], last, stored, rows.key_numbers)

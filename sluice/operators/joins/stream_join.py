@@ -58,7 +58,7 @@ class UnmatchedSearch(msgspec.Struct, array_like=True):
     def look(self, stream_time: int, last_unmatched: tuple[int, int]) -> None:
         """Remove each side's times up to `last_unmatched`.
 
-        Their records are sent unmatched at `stream_time`.
+        The records with these times are sent unmatched at `stream_time`.
         """
         latest = [times[-1] for times in self.waiting if times]
         for times, last in zip(self.waiting, last_unmatched, strict=True):
@@ -70,11 +70,11 @@ class UnmatchedSearch(msgspec.Struct, array_like=True):
         self.looked = stream_time
 
     def _next_look(self) -> int:
-        """Return the new `since`. Both sides still have waiting records.
+        """Return the new `since` if both sides still have waiting records.
 
-        A search in Kafka Streams stops at the first record after the earliest record of each side,
-        so this is the record's time. Of records with the same time, those of the right side come
-        first.
+        In Kafka Streams, a search stops at the first record after the earliest records of both
+        sides. The new `since` is the time of this record. Of records with the same time, those of
+        the right side come first.
         """
         left, right = self.waiting
         if left[0] >= right[0]:
@@ -201,9 +201,9 @@ class StreamJoin(Operator[Sides]):
     ) -> Results | None:
         """Join all rows at once, if that is possible for their keys.
 
-        In an outer join, a key's rows are left over in two cases: the rows come from several
-        partitions, and a later row has an earlier stream time; or a record of the key is already
-        due when the batch begins, or when the record arrives.
+        In an outer join, a key's rows are left over in two cases. The first case: the rows come
+        from several partitions, and a later row has an earlier stream time. The second case: a
+        record of the key is already due when the batch begins, or when the record arrives.
         """
         if not self._is_outer:
             results = join_columns(self.lateness, states, rows)
@@ -328,7 +328,7 @@ class StreamJoin(Operator[Sides]):
             record: StoredRecord = RecordWithHeaders(row.time, row.value, waits_for_match, headers)
         else:
             record = StoredRecord(row.time, row.value, waits_for_match)
-        # Most records arrive in the order of time, and then need no search.
+        # Most records arrive in the order of time, so they can be appended.
         if not side.records or side.records[-1].time <= row.time:
             side.records.append(record)
         else:
@@ -413,9 +413,9 @@ class StreamJoin(Operator[Sides]):
 
         If none waits, return the time at which the next record can no longer be matched.
         """
-        # A record can be kept beyond the time at which it expires, because only records of its side
-        # make the join forget it. The expiry of such a record must not hide the time at which
-        # another record is sent unmatched.
+        # A record may stay in the state after it has expired, because only later records of its own
+        # side remove it. The expiry of such a record must not hide the time at which another record
+        # is sent unmatched.
         sent = self.release_due(state)
         if sent is not None:
             return sent

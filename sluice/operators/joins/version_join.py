@@ -36,9 +36,9 @@ class Versions(msgspec.Struct, array_like=True):
 class VersionedJoin(Operator[Versions]):
     """Joins each record of a stream with the table's version as of the record's time.
 
-    The table's history reaches `history_ms` back from its largest time. The latest version never
-    expires. With `grace_ms`, a record is held back until stream time is `grace_ms` past the time of
-    the record. Of several held records, the earliest is joined first.
+    The history reaches `history_ms` back from the largest event time of the table's records. The
+    latest version never expires. With `grace_ms`, a record is held back until stream time is
+    `grace_ms` past the time of the record. Of several held records, the earliest is joined first.
     """
 
     state_type: Any = Versions

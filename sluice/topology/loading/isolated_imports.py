@@ -62,7 +62,8 @@ def import_isolated(
     if not files:
         return {}
     longest = start_seconds + (seconds + _GRACE_SECONDS) * (len(files) // _AT_ONCE + 1)
-    # The helper process ends its children in time. It only needs longer on a busy machine.
+    # The helper process kills children that exceed the limit, so it needs longer only if the
+    # machine is busy.
     longest *= _LONGER_IF_BUSY
     name = load.__name__
     program = f"from {__name__} import main; from {load.__module__} import {name}; main({name})"

@@ -30,12 +30,12 @@ _LISTED_SECONDS = 10.0
 
 
 def options_of(folder: Path, pipeline: str, known: str = "") -> RunOptions:
-    """Return the options of a pipeline, of which only the name is known.
+    """Return the options of the pipeline with this name.
 
-    `known` is the path of its file in the newest run, for a pipeline whose file is gone.
+    `known` is the path of the pipeline's file in the newest run, in case the file is gone.
 
-    Return the platform's defaults if no file defines it, and Sluice's if a `sluice.toml` is
-    invalid: the pipeline's DAG reports that.
+    Return the platform's defaults if no file defines the pipeline. If a `sluice.toml` is invalid,
+    return Sluice's defaults: the pipeline's DAG reports the error.
     """
     with suppress(SettingsError):
         return run_options(folder, _file_of(folder, pipeline, known), pipeline)

@@ -88,7 +88,7 @@ def import_file(file: Path, seconds: float = LOAD_SECONDS) -> ModuleType:
             f"{_place(file, error)} is still being imported after {seconds:g} s.",
             next_step="Remove code that waits, such as network calls, from the file's top level.",
         ) from None
-    # Not only Exception, because the file may call sys.exit, which raises SystemExit.
+    # Catch BaseException, because the file may call sys.exit, which raises SystemExit.
     except BaseException as error:
         # The text of a SyntaxError repeats the file and line, and its `msg` does not.
         text = error.msg if isinstance(error, SyntaxError) else error_text(error)

@@ -1,7 +1,7 @@
 """Lets the import of a pipeline's file find the pipeline's own libraries.
 
-A process that only draws, checks or schedules a pipeline installs none: the import then finds what
-is installed in its Python.
+A process that only draws, checks or schedules a pipeline does not install these libraries. The
+import then finds the libraries that are installed in this process's Python.
 """
 
 from __future__ import annotations

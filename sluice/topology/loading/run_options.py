@@ -66,9 +66,9 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     timeout: str | None = None
     """The longest duration of an attempt, such as `"2 hours"`."""
     memory: str | None = None
-    """The memory of a run, such as `"4g"`: as SLUICE_MEMORY."""
+    """The memory of a run, such as `"4g"`, as in SLUICE_MEMORY."""
     warm: Literal["off", "use", "start"] | None = None
-    """Whether runs use a warm driver, and start it if there is none: as SLUICE_WARM."""
+    """Whether runs use a warm driver, and start it if there is none, as in SLUICE_WARM."""
     spark_connection: Name | None = None
     """Airflow's connection with the Spark master."""
     spark_conf: dict[str, str] = {}  # msgspec copies the default
@@ -88,7 +88,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The import path of a function that Airflow calls with its context when a run has failed."""
 
     def over(self, others: RunOptions) -> RunOptions:
-        """Return these options, with the options of `others` where none is given here.
+        """Return these options. Options that are None are taken from `others`.
 
         Tags, Spark settings and settings of the executor are added to those of `others`.
         """

@@ -237,7 +237,7 @@ class CogroupedStream:
 
     @property
     def description(self) -> str:
-        """What is added, from which stream, and by which key."""
+        """The added values, their stream and their key, as text."""
         added = ", ".join(self.columns.values())
         if not added:
             added = getattr(self.adder, "__name__", "Python function")

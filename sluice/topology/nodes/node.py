@@ -25,8 +25,8 @@ _NOT_IN_XML = "[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 """Matches the characters that XML does not allow even when escaped."""
 
 Repartitions: TypeAlias = Literal["never", "if_rekeyed", "always"]
-"""Whether Kafka Streams would send the rows of an input through a repartition topic: never, if a
-step since the last topic has changed their key, or always."""
+"""When Kafka Streams would send the rows of an input through a repartition topic. `if_rekeyed`: if
+a step since the last topic has changed their key."""
 
 Foreign: TypeAlias = Literal["key", "windowed_key", "record", "computed"]
 """The content of the column `foreign` of an input's rows: the record's own key, this key with its
@@ -69,8 +69,8 @@ class Input:
     counts_every_record: bool = False
     """Whether every record that a task reads advances stream time."""
     is_from_another_task: bool | None = None
-    """Whether, in Kafka Streams, another task makes the rows than the node's results. None: another
-    task if the rows are repartitioned, otherwise the same."""
+    """Whether, in Kafka Streams, one task makes the rows and another task makes the node's results.
+    None means: only if the rows are repartitioned."""
     reads_store: bool = False
     """Whether the operator reads the rows from the store of a table."""
 
@@ -138,8 +138,8 @@ class Node:
     def passes_on_keys_of(self) -> tuple[Node, ...]:
         """The parents whose rows keep their own keys as keys of the operator's results.
 
-        Empty if the operator keeps its state by the key of its results, as tables do: in Kafka
-        Streams, the rows have then gone through a repartition topic if their key was new.
+        Empty if the operator keeps its state by the key of its results, as tables do. In Kafka
+        Streams, rows with a new key reach such an operator through a repartition topic.
         """
         return ()
 
@@ -193,7 +193,7 @@ class Node:
 
     @property
     def takes_latest(self) -> bool:
-        """Whether the node omits a versioned table's updates before their key's latest update.
+        """Whether the node omits updates of a versioned table that precede the key's latest.
 
         As in Kafka Streams, only a stream of the table's changes, and a join of a stream with the
         table's versions, get such updates.
@@ -283,7 +283,7 @@ class Node:
 
     @property
     def header_stores(self) -> tuple[str | None, ...]:
-        """The stores in which the node's operator may keep headers; None is a state without a name.
+        """The stores in which the node's operator may keep headers; None: a state without a name.
 
         Stores of a processor that can be queried are left out: they have their own definitions.
         """
