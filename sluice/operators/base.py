@@ -89,8 +89,8 @@ class Row(msgspec.Struct):
     side: int = LEFT
     """The input of a join: LEFT, RIGHT, MOVED, AHEAD + LEFT or AHEAD + RIGHT.
 
-    Operators with one input use LEFT. The rows of tables that a processor reads have sides from
-    READ on.
+    Operators with one input use LEFT. The tables that a processor reads have the sides READ, READ +
+    1, and so on.
     """
     old: bool = False
     """Whether this row has a table's old value. A table's change consists of one or two rows with
@@ -200,7 +200,7 @@ class Output(Receiver, Protocol):
 
 
 class RecordedFailure(Exception):
-    """The failure of a call in this batch, or a failure that was recorded in an earlier batch.
+    """A call has failed in this batch, or its failure was recorded in an earlier batch.
 
     The exception's text is the complete description of the failure.
     """

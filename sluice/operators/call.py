@@ -149,8 +149,8 @@ class Call(_Stateless):
 
 
 Rows = Mapping[str, str | BaseException]
-"""Key → the table's row as JSON, or the error that rejects the record. Keys without a row are
-missing."""
+"""Key → the table's row as JSON, or the error that rejects the record. The mapping lacks keys that
+have no row."""
 
 
 class Lookup(_Stateless):

@@ -47,7 +47,7 @@ class LazyColumns(Mapping[str, T]):
 
 
 class BatchTimeline(Protocol):
-    """The stream time of an operator in a batch. Needed for results that wait for stream time."""
+    """The stream time of an operator in a batch. Results that wait for stream time need it."""
 
     closed_before: int
     """The stream time that all partitions had reached when the batch began."""
@@ -108,7 +108,7 @@ class KeyedRows:
 
     @cached_property
     def is_replaced(self) -> Mask:
-        """Mask of old values that the next row of the same group replaces (`replaced_values`)."""
+        """Mask of old values that the next row of the same key replaces (see `replaced_values`)."""
         of_last_rows = np.zeros(len(self), np.bool_)
         of_last_rows[self.starts[1:] - 1] = True
         return replaced_values(self.columns, self.is_old) & ~of_last_rows
@@ -236,7 +236,7 @@ class KeyStates(Sequence[S]):
     def __getitem__(self, at: int | slice) -> S | list[S]:
         if isinstance(at, slice):
             return [self._state(key) for key in self._keys[at]]
-        # `_state` has the same lines, but calling it would take as long as the lines themselves.
+        # These lines repeat `_state`, because calling `_state` would take twice as long.
         key = self._keys[at]
         state = self._states.get(key)
         if state is None:

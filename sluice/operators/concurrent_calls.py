@@ -38,7 +38,7 @@ class Calls:
         self._step = step
         self._is_async = is_async
         self._hanging: set[Thread] = set()
-        """The threads whose calls have run out of time, and still run: Python cannot end a
+        """The threads that still run although their calls have run out of time. Python cannot end a
         thread."""
 
     def all(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
@@ -191,5 +191,5 @@ def _forget_event_loop() -> None:
 
 
 # A forked process, such as each Python process of a Spark executor, lacks the event loop's thread.
-# So forget the event loop there; the first call starts a new one.
+# So the forked process forgets the event loop, and its first call starts a new one.
 os.register_at_fork(after_in_child=_forget_event_loop)

@@ -115,8 +115,8 @@ class Declared:
         else:
             self._plain = None
         self._decode = msgspec.json.Decoder(stored_type(kind) if self._is_known else Any).decode
-        # Alone, msgspec may omit the defaults of a Struct, for example, but later steps read every
-        # field.
+        # By default, msgspec may leave out fields, such as those with default values, but later
+        # steps read every field.
         self._encode: Callable[[Any], bytes] = _encode_json
         if self._is_known and contract_values.needs_plain_data(kind):
             self._encode = _encode_fields
@@ -176,14 +176,14 @@ class Declared:
         return self._encode(value).decode()
 
     def typed_json(self, value: Any) -> str:
-        """Like `json`, for a value that was decoded to the declared type."""
+        """Do the same as `json`, for a value that was decoded to the declared type."""
         if self.is_plain(value):
             return self.plain_text(value)
         if not self._is_known:
             return self.json(value)
         if self._store is not None:
-            # Write the times in a value of type Any as text here; `_encode` does this for all other
-            # types.
+            # `_encode` writes times as text, except in values of type Any, so convert those times
+            # here.
             value = self._store(with_time_texts(value))
         data = self._encode(value)
         _refuse_infinite(value, data)

@@ -50,7 +50,7 @@ class Searches(Protocol):
         """Return the stream time after which a record of this side starts a search."""
 
     def look(self, stream_time: int) -> None:
-        """Search for the due results of all keys. They are sent when their keys are closed."""
+        """Search for the due results of all keys. `close` then sends them, key by key."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,8 @@ class Operator(Generic[S]):
     reads_tables = False
     """Whether the operator gets the rows of tables, from the side `READ` on, to look them up."""
     takes_changes = False
-    """Whether `change` takes the old and the new value of a table's row in one call, which
-    happens only if both are in the same group."""
+    """Whether `change` takes the old and the new value of a table's row in one call. It gets both
+    only if they belong to the same group."""
     has_wall_timers = False
     """Whether the operator may set timers on the wall clock (see `tick`)."""
     processes_due = False
@@ -225,7 +225,7 @@ class Operator(Generic[S]):
         """
 
     def end_keys(self, states: Mapping[str, S], out: Output) -> None:
-        """Send the results that are sent once for each key, after the last row of these keys."""
+        """Send the results that are sent only once per key and batch, after the keys' last rows."""
 
     def entries(self, state: S) -> Sequence[dict[str, tuple[Any, ...]]]:
         """Return the entries of each store of a key, if the operator has stores to be queried.
@@ -244,5 +244,5 @@ class Operator(Generic[S]):
         raise NotImplementedError
 
     def is_empty(self, state: S) -> bool:
-        """Return whether the state need not be stored."""
+        """Return whether the state is empty, so that it need not be stored."""
         raise NotImplementedError

@@ -93,7 +93,7 @@ class Process(Operator[KeyState]):
         self._context = context_class(options, outputs, timers=self.sets_timers, tables=tables)
         self.reads_tables = bool(tables)
         self.fires_with_rows = self.sets_timers
-        """Whether `process` fires event timers. If not, only `release` fires them, after all rows
+        """Whether `process` fires event timers. If it does not, `release` fires them after all rows
         of a record."""
         self._processor.init(self._context)  # type: ignore[arg-type]  # the class fits the processor
         self._is_keyed_by = is_keyed_by
@@ -107,7 +107,7 @@ class Process(Operator[KeyState]):
         self._context.wall_clock = batch.now
         for table in self._context.tables.values():
             table.read_row = batch.read_table
-        # In Kafka Streams, a task fires timers only after it has processed all effects of a record.
+        # In Kafka Streams, a task first processes all effects of a record, and then fires timers.
         self.fires_with_rows = self.sets_timers and not batch.fires_after_record
 
     @property
@@ -407,8 +407,8 @@ class _Forwarded:
     """The results that a processor has forwarded for rows that it processes together."""
 
     cause = 0
-    """Never read: only setting a timer needs a row's cause, and a processor with timers gets its
-    rows one by one."""
+    """Only setting a timer reads this number. A processor with timers gets its rows one by one,
+    without this class."""
 
     def __init__(self, *, has_windows: bool) -> None:
         self.headers: str | None = None

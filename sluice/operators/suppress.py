@@ -264,7 +264,8 @@ class Suppress(Operator[Any]):
         has_state = np.zeros(len(rows.keys), np.bool_)
         has_state[[number for number, _ in states.existing()]] = True
         is_kept = ~is_closed & self._must_keep(rows)
-        # A sent result, or a tombstone, replaces the result that an earlier batch has held back.
+        # A result that is sent now, or a tombstone, also removes the result that an earlier batch
+        # has held back.
         self._hold(states, rows, np.flatnonzero(is_kept | has_state[rows.key_numbers]), is_kept)
         sent = np.flatnonzero(is_closed & rows.has_value)
         taken = pa.array(sent)
@@ -361,7 +362,7 @@ class Suppress(Operator[Any]):
         """Send the oldest updates of all keys while the buffer exceeds its limit."""
         if self.shared is None or self.limit.when_full != "emit_early":
             return
-        # Updates that are due leave the buffer anyway, so they must not push out others.
+        # Updates that are due leave the buffer now. They do not count towards its limit.
         self.shared.forget(last_closed_end(row.after, self.wait_ms))
         while self.limit.exceeded(self.shared):
             key, window = self.shared.pop_oldest()

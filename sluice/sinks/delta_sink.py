@@ -180,8 +180,8 @@ class DeltaSink:
                 self._create()
             self.columns = {target.output: self._require_fitting_columns()}
             self._claim()
-            # The version is negative before this pipeline first writes the table. The last commit's
-            # metadata names the table's last batch.
+            # The version is negative if this pipeline has not yet written the table. The last
+            # commit's metadata names the table's last batch.
             version, state = self._committed_version(), self._last_state()
             if published is not None:
                 self._require_complete(published, version, state)
@@ -283,7 +283,7 @@ class DeltaSink:
                 failure = error
             with self._errors("Writing"):
                 committed = self._version_of(pipeline or self.pipeline)
-            # If this version is committed, ignore a failure that came afterwards.
+            # If this version is committed, ignore a failure that occurred after the commit.
             if committed == version:
                 self.version, self.state = version, state
                 return

@@ -1,4 +1,4 @@
-"""The interface of aggregate functions: all take rows one by one, and some take columns.
+"""The interface of aggregate functions. All take single rows, and some take whole columns.
 
 `add` returns a new accumulator and leaves the old one unchanged, so that a failed record can be
 undone. Accumulators that may be large are modified in place instead, and their changes can be
@@ -105,7 +105,7 @@ class Accumulator:
 
         `column`: the function's argument in each of the sorted records.
 
-        `order`: numbers that increase in the order of the records, needed if the function `picks`.
+        `order`: numbers that increase in the order of the records, needed if `picks` is true.
 
         Raises NumbersTooLargeError if a sum may be too large.
         """

@@ -140,7 +140,8 @@ class BaseAggregation(Operator[S]):
 
     def _restore(self, state: Windows, before: Windows) -> None:
         """Restore the state to the calculation's last `keep_changes`."""
-        # The engine refers to this dictionary, so it must be changed, not replaced.
+        # The engine refers to this dictionary, so change the dictionary instead of making a new
+        # one.
         state.clear()
         for start, (time, aggregate) in before.items():
             state[start] = time, self.calculation.undo_changes(aggregate)
@@ -171,8 +172,8 @@ class Aggregation(BaseAggregation[Windows]):
         return {}
 
     def process(self, state: Windows, row: Row, out: Output) -> None:
-        # A shallow copy is enough: an addition replaces the aggregate, or the calculation can undo
-        # the addition.
+        # A shallow copy is enough: an addition either replaces the aggregate, or changes it in a
+        # way that the calculation can undo.
         before = state.copy()
         self.calculation.keep_changes()
         out.hold()
@@ -247,11 +248,11 @@ class SpreadAggregation(Aggregation):
     """
 
     def _takes_columns(self, rows: KeyedRows) -> bool:
-        """Return whether the aggregation can process these rows at once."""
+        """Return whether the aggregation can process all these rows together."""
         raise NotImplementedError
 
     def _additions(self, rows: KeyedRows) -> tuple[Additions, Results]:
-        """Return values to add to windows, and results without values for dropped and late rows."""
+        """Return the values to add to windows, and `Results` of only dropped and late rows."""
         raise NotImplementedError
 
     def _last_in_columns(self, states: KeyStates[Windows], rows: KeyedRows) -> Results | None:
@@ -389,7 +390,7 @@ class SpreadAggregation(Aggregation):
         aggregates: Sequence[tuple[int, Any]],
         begins: Indices,
     ) -> None:
-        """Set the time and the aggregate of each window, in the order of the rows that begin them.
+        """Set the time and the aggregate of each window, in the order in which the windows begin.
 
         `begins`: for each aggregate, the place of the addition with which it begins.
         """
@@ -398,7 +399,7 @@ class SpreadAggregation(Aggregation):
         has_begun_anew = (begins > windows.first).tolist()
         for place in np.argsort(additions.rows[begins], kind="stable").tolist():
             state, start, timed = states[numbers[place]], starts[place], aggregates[place]
-            # A window that begins anew becomes the last one in the state.
+            # A window that begins again becomes the last window in the state, so remove it first.
             if has_begun_anew[place] or timed[1] is None:
                 state.pop(start, None)
             if timed[1] is not None:
@@ -854,7 +855,8 @@ class WindowedAggregate(WindowAggregation, SpreadAggregation):
         return SpreadAggregation.process_columns(self, states, rows, timeline)
 
     def _takes_columns(self, rows: KeyedRows) -> bool:
-        # Windows of several cogrouped streams may begin again (see `_last_forgotten_end`).
+        # With several cogrouped streams, windows may begin again (see `_last_forgotten_end`), so
+        # process the rows one by one.
         return not self.sends_old_values and "left" not in rows.stream_times
 
     def _additions(self, rows: KeyedRows) -> tuple[Additions, Results]:

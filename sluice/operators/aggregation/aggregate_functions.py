@@ -32,7 +32,7 @@ _TYPES: dict[Takes, tuple[type, ...]] = {
     "a condition": (bool,),
     "a value with an order": (*_NUMBERS, str, bool),
 }
-"""The requirement on an argument → the types that it may have."""
+"""The requirement on an argument → the types that the argument may have."""
 NAMES = ARGUMENTS.keys() | SUBTRACTABLE | OF_PAIRS | {
     "approx_count_distinct", "first", "last",
 }  # fmt: skip

@@ -370,7 +370,7 @@ class Custom:
     ) -> tuple[Any, int]:
         adder, declared = for_key(self._adder, key), self._declared
         is_plain, copy = self._is_plain, declared.copy_plain
-        # Only windowed aggregations have rows without a value.
+        # `read` also accepts None, but `_decode` is faster.
         decode: Callable[[Any], Any] = self.read if None in values else self._decode
         begin, rest = 0, iter(values)
         for value in map(decode, rest):
@@ -459,7 +459,7 @@ class Custom:
                 return aggregate
             return copy(aggregate)
         kind = type(aggregate)
-        # The range of integers is checked below.
+        # Integers must not return here, because their range is checked below.
         if kind is self._plain and kind in _WITHOUT_INTEGERS:
             return aggregate
         if self._check_amounts is not None:

@@ -130,7 +130,7 @@ def _merged(
 
 
 def _with_texts(values: pa.Array, texts: dict[int, str | None]) -> pa.Array:
-    """Return the values, but with the given texts at these places."""
+    """Return the values, with each value at a place in `texts` replaced by the text."""
     if not texts:
         return values
     changed = values.to_numpy(zero_copy_only=False)

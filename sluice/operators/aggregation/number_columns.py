@@ -21,14 +21,14 @@ _LARGEST_DOUBLE_SUM = 1e300
 these doubles fits a double."""
 _DOUBLE_BITS = 53
 _WIDEST = 200
-"""The exponents of a batch's doubles may differ by at most this many bits. Sums then have few
-digits."""
+"""The binary exponents of a batch's doubles may differ by at most this number, so that their exact
+sums stay short."""
 
 
 class NumbersTooLargeError(Exception):
     """A number or a sum may be too large for 64 bits, 38 digits or a double.
 
-    Records must be added up one by one.
+    The caller must add up the records one by one.
     """
 
 

@@ -137,8 +137,8 @@ class SlidingAggregate(WindowAggregation):
         copied = None
         if preceding is not None and (previous is None or previous < row.time):
             previous = state[preceding][0]
-            # The row's own window also contains the records of the
-            # preceding window: copy their aggregate.
+            # The row's own window also contains the records of the preceding window, so copy the
+            # preceding window's aggregate.
             if not has_own and previous >= own:
                 copied = self.calculation.copy(state[preceding][1])
         # The window right after the previous record may not exist yet: the row is then the first
@@ -154,7 +154,7 @@ class SlidingAggregate(WindowAggregation):
         if not has_own and self._add_to_each(state, [own], row, out, copied):
             is_counted = True
             # If the row's own window starts right after the previous record, Kafka Streams sends
-            # the window's result twice. A later step that counts updates sees this.
+            # the window's result twice. This matters to a later step that counts updates.
             if previous == own - 1:
                 self._send_again(state, own, row, out)
         return is_counted
@@ -182,8 +182,8 @@ class SlidingAggregate(WindowAggregation):
         The record's own window would begin before 0, so all these records share the window that
         begins at 0. Returns whether the record was added to any window; if not, it is late.
 
-        The results of the windows are sent in the same order as in Kafka Streams. This order is
-        visible to a later step that does not distinguish the windows.
+        The results of the windows are sent in the same order as in Kafka Streams. The order matters
+        to a later step that does not distinguish the windows.
         """
         if 0 in state:
             previous = state[0][0]

@@ -122,8 +122,8 @@ class WindowSums(WindowAccumulators):
 
 
 Large = int | str
-"""An integer of any size. It is a text if it does not fit 64 bits, because MessagePack has no
-larger integers."""
+"""An integer of any size. An integer of more than 64 bits is a text, because MessagePack has no
+such integers."""
 
 
 def _large(number: int) -> Large:

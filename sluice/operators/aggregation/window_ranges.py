@@ -28,9 +28,9 @@ _MOST_WINDOWS = 20_000_000
 
 
 class TooManyWindowsError(Exception):
-    """There are too many windows for one array, or places (see `Line`) do not fit 64 bits.
+    """There are too many windows for one array, or a place (see `Line`) does not fit 64 bits.
 
-    The operators can process the records one by one.
+    The caller must process the records one by one.
     """
 
 

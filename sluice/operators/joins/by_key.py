@@ -34,7 +34,7 @@ def joined(left: str | None, right: str | None, more: str = "") -> str:
 
     `more` is the text of further fields. Each field begins with a comma.
     """
-    # The values are JSON already, so they need not be decoded.
+    # Both values are JSON texts, so they need not be decoded.
     left_json = "null" if left is None else left
     right_json = "null" if right is None else right
     return f'{{"left":{left_json},"right":{right_json}{more}}}'

@@ -177,7 +177,7 @@ def join_columns(
         _RightBefore.of(states, rows, is_right),
     )
     had_right = validity(before.values)
-    # These rules are the same as in `ForeignKeyJoin.process`, which processes a single row.
+    # `ForeignKeyJoin.process` has the same rules, for a single row.
     if right_filtered:
         joins_left = is_right & (rows.has_value | had_right)
     else:
@@ -208,8 +208,8 @@ def _results_of_left(
     """Return the results of the changes of left rows."""
     has_result = is_left & ~rows.is_old & rows.has_value & (had_right | is_left_join)
     is_moved = is_left & (rows.sides == MOVED)
-    # In a left join, a deleted left row's new value sends the tombstone. In an inner join, the old
-    # value sends it.
+    # If a left row is deleted, the row with its new value sends the tombstone in a left join; the
+    # row with its old value sends it in an inner join.
     sends_tombstone = np.where(
         rows.is_old, rows.has_value & (not is_left_join), rows.has_value | is_left_join
     )

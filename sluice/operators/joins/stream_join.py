@@ -141,7 +141,7 @@ class StreamJoin(Operator[Sides]):
 
     @override
     def sent_until(self, stream_time: int) -> int:
-        # As in Kafka Streams, a record that is already due may have to wait for the next search.
+        # As in Kafka Streams, a record may be due but wait for the next search.
         if self.shared is None:
             return stream_time
         return min(stream_time, self.shared.looked)
@@ -350,7 +350,7 @@ class StreamJoin(Operator[Sides]):
     def look(self, stream_time: int) -> None:
         """Look for unmatched records of all keys.
 
-        The records are sent when their keys are closed.
+        `close` then sends these records, key by key.
         """
         assert self.shared is not None
         last_unmatched = (
@@ -380,8 +380,8 @@ class StreamJoin(Operator[Sides]):
             records[:count] = matched
             waiting = (record.time for record in records if record.waits_for_match)
             side.waits_from = next(waiting, NEVER)
-        # Kafka Streams' store sorts the unmatched records of all keys in this way: by time, the
-        # right side first.
+        # In Kafka Streams, a store sorts the unmatched records of all keys by time and, for equal
+        # times, the right side first.
         headers = out.headers
         for time, number, record in sorted(due, key=lambda entry: (entry[0], -entry[1])):
             rank = 2 * time + (number == LEFT)

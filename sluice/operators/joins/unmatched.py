@@ -74,7 +74,7 @@ def keys_in_order(lateness: JoinLateness, rows: KeyedRows) -> Mask:
 def _reached(rows: KeyedRows) -> Times:
     """Return the stream time up to which each row sends records of its key unmatched."""
     before, after = rows.stream_times["before"], rows.stream_times["after"]
-    # A record that is out of order does not search for unmatched records at its own time.
+    # A record that is out of order sends only the records that were due before it.
     reached: Times = np.where(rows.times == after, np.maximum(before, after), before)
     return reached
 
@@ -210,8 +210,8 @@ class _Outcomes:
         is_lone = departures.is_outer.copy()
         is_lone[matches.cause] = False
         at_once, waited = is_lone & departures.is_past, is_lone & ~departures.is_past
-        # The matches are sorted by their causes. Write them in reverse order, so a record's first
-        # match remains.
+        # The matches are sorted by their causes. Write them in reverse order, so that each record's
+        # first match is written last and remains.
         first_match = np.full(len(records.keys), NEVER)
         first_match[matches.other[::-1]] = matches.cause[::-1]
         sender, released, advances = departures.sender, departures.released, departures.advances
@@ -221,7 +221,7 @@ class _Outcomes:
         by_release = (
             waited & (released < NEVER) & (released <= until_sender) & (released <= until_match)
         )
-        # A row first sends unmatched records, and is matched afterwards.
+        # A row first sends unmatched records, and is only then matched.
         by_row = waited & ~by_release & (sender < NEVER) & (sender <= first_match)
         waits = waited & ~by_release & ~by_row & (first_match == NEVER)
         return cls(departures.due, sender, at_once, by_row, by_release, waits)
