@@ -15,12 +15,13 @@ from sluice.values.phrases import counted
 _OPENING = (TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE)
 _CLOSING = (TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE)
 _OPERATORS = frozenset({"like", "ilike", "rlike", "regexp", "between"})
-"""The functions whose names are also operators, which may have NOT before them."""
+"""Names that are functions and also operators; as an operator, a name may follow NOT."""
 _BETWEEN_ARGUMENTS = {
     "cast": "AS", "try_cast": "AS", "extract": "FROM", "trim": "FROM", "substring": "FROM",
     "substr": "FROM", "position": "IN", "overlay": "PLACING",
 }  # fmt: skip
-"""Functions with a syntax of their own → the word that stands in place of a comma."""
+"""Functions with a special syntax → the word that may stand between two arguments instead of a
+comma."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class Accepted:
     name: str
     """A description of the types, for errors."""
     heads: frozenset[str]
-    """The types without their digits, elements and fields."""
+    """The types without digits, element types and fields, such as DECIMAL or ARRAY."""
     advice: str
     """Advice on what to do with a value of another type."""
 
@@ -43,8 +43,8 @@ def _accepted(name: str, heads: Iterable[str], advice: str) -> Accepted:
     return Accepted(name, frozenset(heads), advice)
 
 
-# Where a function needs a number or a time, Spark converts a text. The exceptions are functions
-# that take a PLAIN_NUMBER, a PLAIN_WHOLE, a MOMENT or a DATE.
+# If an argument must be a number or a time, Spark converts a text. It does not convert texts for a
+# PLAIN_NUMBER, a PLAIN_WHOLE, a MOMENT or a DATE.
 _CAST = "Use another field, or convert it"
 NUMBER = _accepted("a number", {*_NUMBERS, "STRING"}, f"{_CAST}: CAST(... AS DOUBLE).")
 WHOLE = _accepted("a whole number", {*_WHOLE, "STRING"}, f"{_CAST}: CAST(... AS BIGINT).")
@@ -99,7 +99,7 @@ _OF_TAKES: dict[Takes, Accepted | None] = {
 """Requirement on an argument of an aggregate → the Spark SQL types that meet it."""
 
 _SAME_ARGUMENTS = {"median": "percentile", "count_if": "bool_and"}
-"""Aggregate → another aggregate that takes the same arguments, and computes it."""
+"""Aggregate → the aggregate that takes the same arguments, and that Sluice computes instead."""
 _COMPARISONS = (
     exp.EQ,
     exp.NEQ,
@@ -211,7 +211,7 @@ TABLE: dict[RuleKey, tuple[Accepted | None, ...]] = {
     "map_concat": (MAP, MAP),
 }  # fmt: skip
 """Function → the types that its arguments may have, in the order of `Rule.arguments`; None for any
-type. Arguments that are not listed may have any type, as may all arguments of other functions."""
+type. Further arguments may have any type. So may all arguments of functions that are not listed."""
 
 _CASTS: dict[str, frozenset[str]] = {
     **dict.fromkeys(_NUMBERS, _NUMBERS | {"STRING", "BOOLEAN", "TIMESTAMP"}),

@@ -26,7 +26,7 @@ _MOST_BRACKETS = 40
 """The most levels of a parsed expression, and the most nested brackets.
 
 Python allows 1,000 nested calls. sqlglot needs about 15 calls for each bracket, and the planner two
-or three for each level. Airflow and the author's code need some of these calls, too.
+or three for each level. Some of the 1,000 calls are needed by Airflow and the author's code.
 """
 
 
@@ -41,8 +41,8 @@ class ParsedExpression:
     names: tuple[tuple[str, int, int], ...]
     aggregates: bool
     naming: Mapping[int, _Naming] = field(default_factory=dict)
-    """Start of a column in the text → how Spark names a field of the result after this column, as
-    in `struct(amount)`. The field keeps this name when other SQL replaces the column."""
+    """Start of a column in the text → the naming of the result's field that Spark names after this
+    column, as in `struct(amount)`. The field keeps this name when other SQL replaces the column."""
 
     @property
     def fields(self) -> frozenset[str]:

@@ -61,7 +61,8 @@ class Signature:
     fails: bool = False
     """Whether a record's values can make the function fail, or give NaN or infinity."""
     problem: str = ""
-    """The part of the expression that only Spark computes; empty if it is the whole expression."""
+    """The part of the expression that only Spark computes; empty if only Spark computes all of
+    it."""
 
 
 Resolve: TypeAlias = Callable[[exp.Expr, Kinds], Signature]
@@ -69,8 +70,8 @@ Order: TypeAlias = Literal["until null", "backwards", "from divisor", "all"]
 """Which arguments Spark computes for a row:
 
 - "until null": in order, up to the first argument that is null,
-- "backwards": the same, but beginning with the last argument,
-- "from divisor": like "backwards", but also only up to an argument that is 0, or
+- "backwards": in reverse order, from the last argument down to the first that is null,
+- "from divisor": like "backwards", but an argument that is 0 also ends it, or
 - "all": all arguments.
 """
 
@@ -121,7 +122,7 @@ def reason_of(node: exp.Expr) -> str:
 
 
 def rule_key(node: exp.Expr) -> RuleKey:
-    """Return a node's key in the table: its class, or its name if sqlglot does not know it."""
+    """Return a node's key in the table: its class, or the name of a function unknown to sqlglot."""
     if isinstance(node, exp.Anonymous):
         name = str(node.name).lower()
         if re.fullmatch(r"python_\d+", name):
@@ -277,7 +278,7 @@ def _comparison(node: exp.Expr, kinds: Kinds) -> Signature:
     is_comparable = kind in _COMPARABLE or is_exact(kind)
     if not is_comparable or is_in_doubles:
         return Signature("BOOLEAN", None, fails)
-    # Without listed options, IN has UNNEST(...) or a query, which only Spark computes.
+    # If IN has no listed options, it has UNNEST(...) or a query, which only Spark computes.
     if isinstance(node, exp.In) and not node.expressions:
         return Signature("BOOLEAN", None, fails=True)
     return Signature("BOOLEAN", (kind,) * len(kinds), fails)
@@ -400,7 +401,7 @@ def _arithmetic(
 
 
 def _numbers(kinds: Kinds) -> str:
-    """Return the type in which an operation computes: DOUBLE, DECIMAL, BIGINT, INT or none."""
+    """Return the type with which an operation computes: DOUBLE, DECIMAL, BIGINT, INT or none."""
     if not all(map(is_number, kinds)):
         return ""
     if "DOUBLE" in kinds:
@@ -413,7 +414,7 @@ def _numbers(kinds: Kinds) -> str:
 def _operands_digits(node: exp.Expr, kinds: Kinds) -> list[tuple[int, int]]:
     """Return each argument's precision and scale.
 
-    An integer literal has just the digits of its text.
+    For an integer literal, count only the digits of its text.
     """
     pairs: list[tuple[int, int]] = []
     for argument, kind in zip(_arguments_of(node), kinds, strict=True):
@@ -508,7 +509,7 @@ def _absolute(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _number_of(kind: str) -> str:
-    """Return the number type to which Spark converts a value; empty if it is no number or text."""
+    """Return the number type to which Spark converts a number or a text; empty for other types."""
     if kind == "STRING":
         return "DOUBLE"
     return _if_number(kind)
@@ -521,7 +522,7 @@ def _if_number(kind: str) -> str:
 
 
 def _is_symmetric(kind: str) -> bool:
-    """Return whether each number of a type can be negated within the type."""
+    """Return whether the negative of each number of a type is also a number of the type."""
     return is_decimal(kind) or kind == "DOUBLE"
 
 
@@ -544,7 +545,7 @@ def _null_on_failure(resolve: Resolve) -> Resolve:
 def _rounding(node: exp.Expr, kinds: Kinds) -> Signature:
     """Return the signature of rounding to a number of decimal places.
 
-    Only Spark rounds doubles: it rounds the digits that Java writes.
+    Doubles are rounded only by Spark, because it rounds the digits that Java writes.
     """
     places, kind = node.args.get("decimals"), kinds[0]
     number = None
@@ -641,7 +642,7 @@ def _family(kind: str) -> str:
 
 
 def _is_widening(of: str, to: str) -> bool:
-    """Return whether each number of a type is also of a decimal type."""
+    """Return whether the decimal type `to` can hold each number of the type `of`."""
     if not is_exact(of) or not is_decimal(to):
         return False
     (of_precision, of_scale), (precision, scale) = digits(of), precision_and_scale(to)
@@ -982,7 +983,7 @@ def _is_common_pattern(pattern: str) -> bool:
 
 
 def is_plain_pattern(pattern: str) -> bool:
-    """Return whether a regular expression matches one text only."""
+    """Return whether a regular expression is plain: it matches only one text."""
     return re.fullmatch(rf"(?:[^\\.\[\](){{}}*+?^$|]|{_SIGNS})+", pattern) is not None
 
 
@@ -1018,15 +1019,15 @@ def _truncation(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _days_added(node: exp.Expr, kinds: Kinds) -> Signature:
-    # sqlglot turns `date_sub` into an addition of `days * -1`, so even constant days are an
-    # expression.
+    # sqlglot turns `date_sub` into an addition of `days * -1`. Constant days are then an
+    # expression, not a literal.
     is_constant = node.expression.find(exp.Column) is None
     is_known = kinds == ("DATE", "INT") and node.args["unit"].name.upper() == "DAY" and is_constant
     return _if_known("DATE", kinds, is_known=is_known)
 
 
 def _date_format(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Return the signature of writing a time as text, in a format that needs no locale."""
+    """Return the signature of a function that writes a time in a format without locale."""
     pattern = None
     if len(kinds) == 2:
         pattern = node.expressions[1]
