@@ -50,7 +50,7 @@ ACCEPTED = "sluice.accept_gap"
 snapshot are missing."""
 
 _EPOCH, _NONCE = 40, 24
-"""The positions, in a version, of the lowest bits of the epoch and of the random number."""
+"""The number of the lowest bit of the epoch, and of the random number, in a version."""
 _CONF = "spark.databricks.delta."
 _VERSION = f"{_CONF}write.txnVersion"
 _DELETED = "sluice_deleted"
@@ -60,12 +60,12 @@ _ATTEMPTS = 3
 _CONFLICTS = ("DELTA_CONCURRENT", "DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED")
 _ROWS_PER_FILE = 500_000
 _SQL_TYPE = "__CHAR_VARCHAR_TYPE_STRING"
-"""The key in a column's metadata of the declared type, VARCHAR or CHAR. In Spark's schema, such a
+"""In a column's metadata, the key of the declared type, VARCHAR or CHAR. In Spark's schema, such a
 column has the type STRING."""
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """The table's last batch as of a commit, and whether rows of later batches may be there."""
+    """The table's last batch when a commit was made. Rows of later batches may be in the table."""
 
     pipeline: str
     snapshot: str | None = None

@@ -193,8 +193,8 @@ def _timestamp(value: Any, places: int = 6, *, has_zone: bool) -> str:
 
 def _json(_: Any, json: bytes) -> str:
     # In JSON, \u0000 stands for the character U+0000 only if an even number of backslashes comes
-    # before it. After an odd number, its own backslash is escaped, and the text has a backslash and
-    # "u0000".
+    # before it. If the number is odd, the last backslash is itself escaped, and the text has a
+    # backslash and "u0000".
     if re.search(rb"(?<!\\)(\\\\)*\\u0000", json):
         raise ValueError("has a character U+0000, which PostgreSQL cannot store")
     return json.decode()
@@ -209,7 +209,7 @@ def _uuid(value: Any, *, only_canonical: bool) -> str:
 
 
 def _as_is(value: Any, json: bytes) -> str:
-    """Return the text for other types, such as enums, which only PostgreSQL can check."""
+    """Return the text for a type, such as an enum, whose values only PostgreSQL can check."""
     return _text(value, None) if isinstance(value, str) else json.decode()
 
 

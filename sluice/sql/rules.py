@@ -843,7 +843,7 @@ def json_of(node: exp.Substring) -> exp.Expr | None:
 
 
 def _concat(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Return the signature of a concatenation of texts, and of other values as text.
+    """Return the signature of a concatenation, which turns values of other types into texts.
 
     Spark also concatenates bytes and arrays.
     """
@@ -858,7 +858,7 @@ def _concat(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _reverse(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Return the signature of the reverse of a text, or of another value as text.
+    """Return the signature of REVERSE, which turns a value of another type into a text.
 
     Spark also reverses lists.
     """
@@ -868,8 +868,7 @@ def _reverse(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 _SAME_TEXT = ("STRING", "BOOLEAN", "DATE", "TIMESTAMP")
-"""Types whose values Arrow and Spark write as the same text, in addition to integers and
-decimals."""
+"""Types, besides integers and decimals, whose values Arrow and Spark write as the same text."""
 
 
 def _has_same_text(kind: str) -> bool:
@@ -886,7 +885,7 @@ def _like(node: exp.Expr, kinds: Kinds) -> Signature:
 def _of_text(result: str, *operands: str) -> Resolve:
     """Return the `Resolve` of a function of a text.
 
-    Its other arguments are constants of these types, and not null.
+    The function's other arguments are constants of the types `operands`, and not null.
     """
 
     def resolve(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -942,7 +941,7 @@ def _regexp_like(node: exp.Expr, kinds: Kinds) -> Signature:
     """Return the signature of a match with a pattern, if Arrow and Java understand it alike."""
     signature = _of_text("BOOLEAN", "STRING")(node, kinds)
     if signature.operands is None or not _is_common_pattern(node.expression.name):
-        # The regular expression may be one that Java rejects.
+        # Java may reject the regular expression.
         return Signature("BOOLEAN", None, fails=True)
     has_flag = isinstance(node.args.get("flag"), exp.Expr)
     if has_flag:

@@ -92,7 +92,7 @@ def require_value_type(where: str, function: Any, position: int, value_type: Any
     checked.
     """
     struct = _value_in(declared_type(function, position))
-    # A value of a TypedDict is a dict, which any TypedDict with its fields describes.
+    # The values of a TypedDict are dicts, so any TypedDict with the same fields fits.
     is_contract = contracts.is_class_with_fields(struct) and not is_typeddict(struct)
     if value_type is Any or struct is Record or not is_contract:
         return

@@ -69,7 +69,7 @@ def svg(pipeline: Drawn) -> str:
     """Return the topology as an SVG, with sources on the left and each step right of its input.
 
     The group of each node has the node's number, the numbers of its inputs, its name and its place
-    in the author's file. From these, other programs can draw the topology anew.
+    in the author's file. From this data, other programs can draw the topology themselves.
     """
     place = _layout(pipeline)
     width = max(x for x, _ in place.values()) + _BOX + 20

@@ -1,8 +1,8 @@
 """Checks SQL expressions for a topology: whether they are valid, and which types they have.
 
-Importing the parser takes as long as importing all the rest of a topology, and a pipeline of Python
-functions does not need the parser. The functions of this module import it when they are called. No
-other module of the topology imports `sluice.sql`.
+Importing the parser takes as long as importing everything else that a topology needs. A pipeline
+that uses only Python functions does not need the parser. The functions of this module import it
+when they are called. No other module of the topology imports `sluice.sql`.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def require_valid(
             "or use a Python function.",
         ) from error
     except TopologyError as error:
-        # SQL reads a field such as `order-id` as a difference, so the error is about fields
-        # `order` and `id`, which the author does not have.
+        # SQL reads a field such as `order-id` as a difference. The error then names fields `order`
+        # and `id`, which do not exist.
         if advice := parsed_expression.backticks_for(text, readable):
             raise TopologyError(
                 error.detail,

@@ -73,9 +73,9 @@ def Avro(  # noqa: N802  (reads as a type)
     """Return a serde of values in Avro whose schemas are in a schema registry.
 
     `value` is the class of the values, such as `Avro(Order)`, or a subject, such as
-    `Avro("orders-value")`, whose schema `sluice schema pull orders-value` has written to the folder
-    `schemas` beside the pipeline's file. Each record that is read is decoded by the schema that it
-    names, and resolved against the class as Avro resolves it.
+    `Avro("orders-value")`. For a subject, the schema must be in the folder `schemas` beside the
+    pipeline's file, where `sluice schema pull orders-value` writes it. Each record that is read is
+    decoded by the schema that it names, and resolved against the class as Avro resolves it.
 
     Records are written with the schema that follows from the class. The subject must have this
     schema: see `sluice schema push`. With `register=True`, a run registers the schema. `version` is
@@ -205,7 +205,7 @@ def _json_schema_of(called: str, value: Any) -> str:
             f"{called}({contracts.name_of(value)}): {sentence(error)}",
             next_step="Declare the values as a class whose fields have types of JSON Schema.",
         ) from None
-    # Some registries find the kind of a schema only by the name of its version.
+    # Some registries recognize a JSON Schema only by its `$schema`.
     declared = {"$schema": _JSON_SCHEMA, **_with_numbers(own)}
     return msgspec.json.encode(declared, order="sorted").decode()
 
@@ -243,7 +243,8 @@ def _of_subject(called: str, subject: str, chosen: RegistryFormat, message: str 
         aliases=aliases_of(node),
         enum_defaults=enum_defaults_of(node),
         references=pulled.references,
-        # A registry takes a schema that refers to others only with their subjects and versions.
+        # A registry accepts a schema that refers to other schemas only together with their subjects
+        # and versions.
         registers=chosen.registers and not pulled.references,
     )
     return _serde(contract, of_schema)

@@ -125,9 +125,8 @@ class Grouped(Generic[V]):
                 require_callable(at, function)
                 called[name] = function
             else:
-                # The declared types of functions that take something else than one value of the
-                # stream are not checked: a merger takes two aggregates, and other functions may
-                # take a list.
+                # Check declared types only if the function takes one value of the stream. A merger
+                # takes two aggregates, and other functions may take a list.
                 value_type: Any = self.parent.contract
                 if takes_list or name == "merger":
                     value_type = Any
@@ -157,7 +156,7 @@ class Grouped(Generic[V]):
         if subtractor is not None:
             subtract = self._function(where, subtractor, "aggregate", "value", value_type=contract)
         shape = Shape.single() if contract is None else self.parent.shape
-        # Two sessions merge by reducing their results as if they were two values.
+        # To merge two sessions, reduce their two results like values.
         merge = add if subtractor is None else None
         python = nodes.PythonAggregate(None, add, subtract, merge, contract, contract, shape)
         return self._add_store(store, {}, shape, contract, python=python, on_error=on_error)

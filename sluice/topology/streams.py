@@ -80,11 +80,11 @@ class Stream(Handle[V]):
         `PostgresTable` or a `DeltaTable`. `value=str` writes a value that is a str as plain text; a
         Serde encodes values with its `encode`. `key` is a function that encodes the key.
         `partition` is a function from the value, from key and value, or from key, value and
-        headers, to the number of the record's partition, which is taken modulo the topic's number
-        of partitions; by default, it is Kafka's hash of the key, as in Java. `cycle=True` allows a
-        topic that the pipeline itself reads: a later batch reads the written records. `on_error`
-        applies to records that cannot be encoded, that the topic does not accept, or that do not
-        fit the table.
+        headers, to a number. The record's partition is this number modulo the topic's number of
+        partitions. By default, the number is Kafka's hash of the key, as in Java. `cycle=True`
+        allows a topic that the pipeline itself reads: a later batch reads the written records.
+        `on_error` applies to records that cannot be encoded, that the topic does not accept, or
+        that do not fit the table.
         """
         self._sink(topic, value, key, partition, cycle=cycle, on_error=on_error)
 
@@ -1318,8 +1318,9 @@ class Stream(Handle[V]):
             return self._joined(other, "stream-stream", how, window=window, on_error=on_error)
         if on is None:
             require_same_windows(where, [self.node, other.node])
-        # A record gets the table's row as of its own time, so no window is needed. A change of the
-        # table emits nothing, so how="outer" could not emit the table's unmatched rows.
+        # A record is joined with the table's row as of the record's own time, so no window is
+        # needed. Changes of the table emit nothing, so how="outer" could not emit the table's
+        # unmatched rows.
         if window is not None or how == "outer":
             raise TopologyError(
                 f"{where}: a join of a stream and a table takes no window, "

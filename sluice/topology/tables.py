@@ -236,7 +236,7 @@ class Table(Handle[V]):
     def _as_stream(self) -> Stream[V]:
         """Return a stream after the same node.
 
-        Its methods add nodes for Python functions, and tables need the same nodes.
+        The stream's methods add the nodes for Python functions, and a table needs the same nodes.
         """
         return self._stream(self.node, self.shape, self.contract)
 
@@ -295,7 +295,7 @@ class Table(Handle[V]):
         kind = "table-table" if on is None else "foreign-key"
         if isinstance(other, GlobalTable):
             kind = "lookup"
-        # Kafka Streams has outer joins only of two tables by their keys.
+        # For tables, Kafka Streams has outer joins only by the key of both tables.
         if how == "outer" and kind != "table-table":
             raise TopologyError(
                 f"{where}: how='outer' needs two tables joined by key.",

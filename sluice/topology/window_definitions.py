@@ -37,9 +37,8 @@ year"`."""
 
 _SHORTEST_MONTH_DAYS = 28
 _MOST_YEARS = 1_000
-"""The most years that a window by a time zone's clocks may have. A window of 2,000 years that
-contains 1970, for example, could begin before the year 1, which Python's datetimes cannot
-express."""
+"""The longest window by a time zone's clocks, in years. A window of 2,000 years that contains 1970,
+for example, could begin before the year 1, which Python's datetimes cannot express."""
 
 
 def tumbling(
@@ -95,7 +94,7 @@ def hopping(
         window = Window(length.ms, grace_ms, period.ms)
         _require_few_windows(window, window.overlap)
         return _valid(window, "size", length.ms)
-    # Months differ in length, so a size in days is not a whole number of advances in months.
+    # A size in days cannot be a multiple of an advance in months, because months differ in length.
     whole, part = (length.months, period.months) if period.months else (length.ms, period.ms)
     if whole < part or whole % part:
         raise TopologyError(

@@ -28,7 +28,7 @@ from sluice.topology.loading.pipeline_import import LOAD_SECONDS, load_file
 _AT_ONCE = 8
 _LONGER_IF_BUSY = 4.0
 _GRACE_SECONDS = 2.0
-"""After its time limit, a child has this long to report the line where it is stuck."""
+"""How long a child may take, after its time limit, to report the line where it is stuck."""
 
 
 def pipeline_name(file: Path, seconds: float) -> str:
@@ -99,7 +99,7 @@ class _Child:
     output: bytes = b""
     ends_at: float = field(default=0.0)
     waited: float = 0.0
-    """The seconds by which waits for a processor have moved `ends_at`."""
+    """The seconds by which `ends_at` has been delayed, because the child waited for a processor."""
 
     def start(self) -> None:
         self.pipe, writing = os.pipe()

@@ -79,8 +79,8 @@ class Aggregate(ChildNode):
     @property
     @override
     def inputs(self) -> tuple[Input, ...]:
-        # There is nothing to subtract for a row that did not exist, and nothing to add for a row
-        # that is deleted or filtered out.
+        # If a row did not exist, there is nothing to subtract. If a row is deleted or filtered out,
+        # there is nothing to add.
         of_rows = replace(self._input(self.parent, self.key), leaves_out_nulls=self.parent.is_table)
         removes_window = self.parent.key_window is not None and not self.by_window
         # Kafka Streams sends a grouped table through a repartition topic even if the key stays the
@@ -305,7 +305,7 @@ class Suppress(ChildNode):
     max_bytes: int | None
     when_full: Literal["emit_early", "shut_down"]
     early_ms: int | None = None
-    """With `window_final`: how long after a window's first unsent change its early result is
+    """With `window_final`: the time after a window's first unsent change when an early result is
     sent."""
 
     is_stateful = True
@@ -320,7 +320,7 @@ class Suppress(ChildNode):
     @property
     @override
     def needs_old_values(self) -> bool:
-        # A deletion of a row that has never passed the filter is left out.
+        # The operator leaves out deletions of rows that have never passed the filter.
         return self.parent.follows_filter
 
     passes_on_old_values = True

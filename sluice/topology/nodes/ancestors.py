@@ -31,7 +31,7 @@ def known_name(node: Node) -> str:
 
 
 def table_of_rows(node: Node) -> Node:
-    """Return the table whose rows a node maps or filters; the node itself if it does neither."""
+    """Return the table whose rows a node maps or filters; the node itself for any other node."""
     while node.computes_rows:
         (node,) = node.parents
     return node

@@ -241,14 +241,13 @@ class Node:
     def operator_reason(self) -> str:
         """The reason why the node needs each key's records in order; empty if it does not.
 
-        The reason of an aggregate depends on the rest of the pipeline: see
-        `plan/operator_nodes.py`.
+        For an aggregate, the reason also depends on other steps: see `plan/operator_nodes.py`.
         """
         return ""
 
     @property
     def is_needed_for_old_values_only(self) -> bool:
-        """Whether the node is an operator only if a later step needs old values."""
+        """Whether the node needs an operator only if a later step needs old values."""
         return False
 
     @property
@@ -263,7 +262,7 @@ class Node:
 
     @property
     def lends_stream_time(self) -> bool:
-        """Whether an operator that is chained to this node's operator may use its stream time."""
+        """Whether an operator chained to this node's operator may use this node's stream time."""
         return True
 
     @property
@@ -294,8 +293,8 @@ class Node:
     @cached_property
     def result_shape(self) -> Shape:
         """The shape of the values after this node."""
-        # Cached, because every step needs the types of all steps before it: without the cache,
-        # planning n steps takes n² computations.
+        # Every step needs the types of all steps before it. Without this cache, planning n steps
+        # would take n² computations.
         return self._result_shape()
 
     @property
@@ -308,12 +307,12 @@ class Node:
 
     @property
     def is_peek(self) -> bool:
-        """Whether the node only calls a function, whose result is not used."""
+        """Whether the node only calls a function, and does not use the function's result."""
         return False
 
     @property
     def author_functions(self) -> tuple[Any, ...]:
-        """The author's functions on which the results depend; None for a function not given."""
+        """The author's functions on which the results depend; None for a function not set."""
         return ()
 
     # -- Texts
@@ -431,7 +430,7 @@ class StreamOperator(ChildNode):
     """
 
     by: str
-    """The expression for the key whose records the operator takes in order."""
+    """The expression for the key. The operator takes each key's records in order."""
 
     is_stateful = True
 
@@ -451,5 +450,5 @@ class StreamOperator(ChildNode):
 
 
 def own_key_of(parent: Node) -> Foreign:
-    """Return how a row's own key is written: with its window, if it has one."""
+    """Return how a row's own key is written: with its window if the key has a window."""
     return "key" if parent.key_window is None else "windowed_key"

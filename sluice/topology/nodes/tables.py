@@ -25,7 +25,7 @@ class ToStream(ChildNode):
     @property
     @override
     def needs_old_values(self) -> bool:
-        # A deletion of a row that has never passed the filter is left out.
+        # The operator leaves out deletions of rows that have never passed the filter.
         return self.parent.follows_filter and self.parent.knows_old_values
 
     @property
