@@ -20,8 +20,8 @@ LEFT, RIGHT, MOVED = 0, 1, 2
 """The sides of a join. A foreign-key join gets some rows of its left table as `MOVED` (see
 `ForeignKeyJoin`)."""
 READ = 100
-"""The side of the rows of the first table that a processor reads. Its other tables have the next
-numbers."""
+"""The side of the rows of the first table that a processor reads. The processor's other tables have
+the next numbers."""
 COGROUPED = 10
 """The side of the rows of a cogrouped aggregate's first stream. The other streams have the next
 numbers."""
@@ -103,9 +103,9 @@ class Row(msgspec.Struct):
     always -1.
     """
     foreign: str | None = None
-    """The record's own key, if `key` is another key. The operators that get both keys: the left
-    side of a foreign-key join, a stream joined by a mapped key, a stream deduplicated by an id, and
-    an aggregate of a grouped table. An aggregate of a stream that has a topic for late records gets
+    """The record's own key, if `key` is another key. These operators get both keys: the left side
+    of a foreign-key join, a stream joined by a mapped key, a stream deduplicated by an id, and an
+    aggregate of a grouped table. An aggregate of a stream that has a topic for late records gets
     the record's original value here, as JSON, and sends it to this topic if the record is late. A
     step that sets times or headers gets them here as JSON. A step that applies changes gets the
     kind and the old row of the change."""
@@ -220,7 +220,7 @@ class Asking(Protocol):
     """
 
     rows_at_once: int
-    """For so many rows, calls are made before the answers are recorded."""
+    """The number of rows for which calls are made before the answers are recorded."""
 
     def needs_answer(self, row: Row) -> bool:
         """Return whether a call is needed for the row."""

@@ -291,7 +291,10 @@ def _other_type(value: Any, decoded: Any) -> str | None:
 
 
 def _encode_fields(value: Any) -> bytes:
-    """Encode as JSON with the names of all fields. Some Structs would omit defaults or names."""
+    """Encode as JSON with the names of all fields.
+
+    By default, msgspec omits values or names of some Structs.
+    """
     return _encode_times(contract_values.plain_data(value))
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class WindowLateness:
-    """When the windows of one definition are closed. Records are then late for them."""
+    """Tells when windows of one definition are closed, and which records are late for them."""
 
     def __init__(self, window: AnyWindow) -> None:
         # Sliding windows and sessions include their end, so they accept records one millisecond
@@ -78,7 +78,7 @@ def last_closed_end(stream_time: int, open_ms: int) -> int:
 
 
 class JoinLateness:
-    """When a stream join's records can no longer be matched, and when they are sent unmatched.
+    """Tells when records of a stream join can no longer be matched, or are sent unmatched.
 
     The parameter `side` is the side of the record: LEFT or RIGHT.
     """
@@ -139,7 +139,7 @@ class JoinLateness:
 def forgotten_at(time: int, within_ms: int) -> int:
     """Return the stream time at which `deduplicate` or a history forgets a record.
 
-    It is more than `within_ms` after the record.
+    This stream time is more than `within_ms` after the record.
     """
     return time + within_ms + 1
 

@@ -44,7 +44,10 @@ class WallTimer(Protocol):
 
 
 class Searches(Protocol):
-    """Searches for due results: only a search sends them (see `joins.stream_join`)."""
+    """Searches for due results, which are sent only if a search has found them.
+
+    See `joins.stream_join`.
+    """
 
     def looks_after(self, side: int) -> int:
         """Return the stream time after which a record of this side starts a search."""
@@ -104,7 +107,7 @@ class Operator(Generic[S]):
     shared: Any = None
     """The state that all keys of a worker share; None if there is none."""
     reads_tables = False
-    """Whether the operator gets the rows of tables, from the side `READ` on, to look them up."""
+    """Whether the operator gets the rows of tables, with the sides READ, READ + 1 and so on."""
     takes_changes = False
     """Whether `change` takes the old and the new value of a table's row in one call. It gets both
     only if they belong to the same group."""

@@ -299,7 +299,7 @@ class Store(Generic[V]):
     def _copy(self, value: V) -> V:
         if type(value) in IMMUTABLE:
             return value
-        # A Struct with plain values only has immutable values in its fields.
+        # All fields of a plain Struct have immutable values.
         copy: V
         if self._copy_plain is None:
             copy = self._decode(encode_state(value))
@@ -548,7 +548,7 @@ class ContextBase:
             del timers[name]
 
     def _timers_of(self, clock: Clock) -> dict[str, Schedule]:
-        """Return the key's timers that a clock fires."""
+        """Return the key's timers of one of the clocks."""
         if clock not in get_args(Clock):
             raise ValueError(f"clock={clock!r} must be 'event' or 'wall'")
         if clock == "event":

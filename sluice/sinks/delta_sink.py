@@ -91,7 +91,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Commit(msgspec.Struct, frozen=True):
-    """The user metadata of a commit of Sluice."""
+    """The user metadata of the commits that Sluice makes."""
 
     sluice: State
 

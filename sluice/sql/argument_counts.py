@@ -1,6 +1,7 @@
 """How many arguments each function of Spark SQL takes.
 
-sqlglot reads many calls with too few or too many arguments, and drops what it does not know.
+sqlglot accepts many calls with too few or too many arguments, and drops arguments that it does not
+know.
 """
 
 from __future__ import annotations
@@ -222,7 +223,8 @@ _FUNCTIONS = {
     "3-4": "aggregate overlay reduce regexp_replace",
     "4": "count_min_sketch width_bucket",
 }
-"""Numbers of arguments → the functions that take so many, according to Spark's function registry.
+"""Numbers of arguments → the functions that take this number, according to Spark's function
+registry.
 
 These are not listed: functions that take any number of arguments; `count`, because
 `expression_checks` has its own advice for it; and `decimal`, because it is also a type with two

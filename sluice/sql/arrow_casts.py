@@ -326,7 +326,7 @@ def _number_result(numbers: pa.Array, values: pa.Array, fails: Mask) -> Result:
 
 
 def times_from_numbers(values: pa.Array, micros: int) -> Result:
-    """Convert whole units since 1970 to times. A unit has `micros` microseconds."""
+    """Convert numbers of time units since 1970 to times. A unit has `micros` microseconds."""
     kind = arrow_type("TIMESTAMP")
     numbers = _numbers(values.cast(pa.int64()))
     most = (2**63 - 1) // micros

@@ -291,7 +291,7 @@ def _in(evaluation: _Evaluation, expression: TypedExpression) -> Result:
 def _python(evaluation: _Evaluation, expression: TypedExpression) -> Result:
     """Return the results of a Python function.
 
-    If the function raises an error for a record, its result holds the error.
+    If the function raises an error for a record, the record's result is the error.
     """
     function = evaluation.functions[expression.node.name]
     arguments = evaluation.arguments(expression)
@@ -352,7 +352,7 @@ def _same(left: Value, right: Value) -> Value:
 
 
 def _extreme(is_better: Callable[[Value, Value], Value]) -> Function:
-    """Return the greatest or the least value, or the first one of equal values. Ignores nulls."""
+    """Return the greatest or the least value; of equal values, the first. Ignores nulls."""
 
     def better(best: Value, value: Value) -> Value:
         replaces = pc.or_kleene(pc.is_null(best), pc.fill_null(is_better(value, best), False))

@@ -62,8 +62,8 @@ def mask_of(conditions: Value, count: int) -> Mask:
 
 def false_if_null(conditions: Value) -> Value:
     """Return the conditions, with false in place of null."""
-    # Most conditions have no nulls. Then skip the call of Arrow, because the call takes as long as
-    # computing thousands of rows.
+    # Most conditions have no nulls. For these conditions, skip the call of Arrow, which takes as
+    # long as computing thousands of rows.
     if isinstance(conditions, pa.Array) and not conditions.null_count:
         return conditions
     return pc.fill_null(conditions, False)

@@ -76,7 +76,7 @@ def aggregates(node: exp.Expr) -> bool:
 def function_name(function: exp.Func) -> str:
     """Return the name in lower case.
 
-    If a function has several names, return sqlglot's preferred one.
+    If a function has several names, return the name that sqlglot prefers.
     """
     name = function.sql_name()
     if isinstance(function, exp.Anonymous):

@@ -36,8 +36,7 @@ PARSE_ERRORS = (
 raise any of them."""
 
 GIVEN = "given"
-"""The key in the `meta` of a field's name that marks a name which the author has written in
-`named_struct`."""
+"""A key in the `meta` of a field's name: the author has written this name in `named_struct`."""
 
 
 def _named_struct(arguments: list[exp.Expr]) -> exp.Expr:
@@ -170,6 +169,6 @@ def _tokens_of(text: str) -> tuple[Token, ...]:
 def text_of(tree: exp.Expr) -> str:
     """Return SQL for a parsed expression, for messages and types.
 
-    It may compute other results than the author's text.
+    This SQL may compute other results than the author's text.
     """
     return tree.sql(dialect=SparkSQL)

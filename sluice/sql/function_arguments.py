@@ -1,7 +1,7 @@
 """A table of the types of arguments that each function and operator of Spark SQL accepts.
 
-The types are those that Spark accepts, with conversions such as that of a text to a number.
-Aggregates are stricter, because Sluice computes them itself (`values.aggregate_calls`).
+The types are those that Spark accepts, including types that Spark converts, such as a text to a
+number. Aggregates are stricter, because Sluice computes them itself (`values.aggregate_calls`).
 `expression_checks` refuses other types when a pipeline's file is loaded.
 """
 
@@ -267,7 +267,7 @@ def misfit(node: exp.Expr, kinds: Sequence[str]) -> Misfit | None:
 def _unfit_together(
     node: exp.Expr, arguments: Sequence[exp.Expr], kinds: Sequence[str]
 ) -> Misfit | None:
-    """Return the first argument that fits neither the other arguments nor, in a cast, the type."""
+    """Return the first argument that does not fit the others or, in a cast, the target type."""
     match node:
         case exp.Cast():
             target = _head(declared(node.args["to"]))

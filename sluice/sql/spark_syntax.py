@@ -219,7 +219,7 @@ def _fits(number: str, to: exp.DataType) -> bool:
 
 
 def _is_number_of_spark(text: str) -> bool:
-    """Return whether a number fits a type: a decimal, or a double if it has an exponent."""
+    """Return whether a number fits a decimal, or a double if the number has an exponent."""
     if re.fullmatch(r"(?:\d+\.?\d*|\.\d+)[eE][+-]?\d+", text):
         return math.isfinite(float(text))
     whole, _, decimals = text.partition(".")

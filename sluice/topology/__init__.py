@@ -30,7 +30,7 @@ _NAMES = {
     "streams": ("Processed", "Stream"),
     "tables": ("GlobalTable", "Table"),
 }
-"""Module of this package → its names that are also this package's."""
+"""Module of this package → the names in it that the package exports."""
 _MODULES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
 
 

@@ -113,7 +113,7 @@ def _layout(pipeline: Drawn) -> dict[int, tuple[int, int]]:
         else:
             next_row = put(node, 0, next_row)
     # A table that only joins look up is placed to the left of these joins. Such a join may itself
-    # follow another table, so place the tables that have steps first.
+    # follow another table, so place the tables that steps follow first.
     tables.sort(key=lambda table: not _successors(pipeline, table))
     for table in tables:
         left_edges: list[int] = []

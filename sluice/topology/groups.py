@@ -605,7 +605,7 @@ class CogroupedStreams(Generic[R]):
 
 
 def _columns_of(parts: Sequence[nodes.CogroupedStream]) -> dict[str, str]:
-    """Return the columns of cogrouped streams, each with its SQL from the first of its streams."""
+    """Return the columns of cogrouped streams, each with the SQL of its first stream."""
     columns: dict[str, str] = {}
     for part in parts:
         for name, text in part.columns.items():

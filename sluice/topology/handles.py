@@ -273,7 +273,7 @@ class Handle(Generic[V]):
     def _require_cycle(self, where: str, topic: str) -> None:
         """Raise TopologyError unless the pipeline reads and writes the topic.
 
-        It must write the topic in the transaction of each batch.
+        The pipeline must write the topic in the transaction of each batch.
         """
         sources = self.pipeline.nodes_of(nodes.Source)
         if topic not in [source.topic for source in sources]:

@@ -420,7 +420,7 @@ class Pipeline(Graph):
 
         No topic is between the pipelines: records are read from the other pipeline's newest
         published snapshot. `value` is the type of the store's values, or a Struct with some of
-        their fields. A run compares it with the type that the other pipeline has published.
+        their fields. A run compares `value` with the type that the other pipeline has published.
         """
         where = f"store_of at {source_line()}"
         for what, name in (("pipeline", pipeline), ("store", store)):

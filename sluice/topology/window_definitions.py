@@ -179,8 +179,8 @@ def last_records(number: int) -> CountWindow:
 
 
 _MOST_LAST_RECORDS = 10_000
-"""The most records of `last_records`. With more, each result would be slow to compute, and a key's
-state large."""
+"""The most records of `last_records`. With more records, each result would be slow to compute, and
+a key's state would be large."""
 
 
 def _valid_count(window: CountWindow) -> CountWindow:
@@ -248,7 +248,8 @@ W = TypeVar("W", Window, SlidingWindow, SessionWindow)
 def _valid(window: W, name: str, length_ms: int, *, least: int = 1) -> W:
     """Return the window.
 
-    Raises TopologyError if the window's length or grace is too short. `name` is the length's name.
+    Raises TopologyError if the window's length or grace is too short. `name` names the length in
+    errors.
     """
     where = f"{window} at {source_line()}"
     _require_length(where, name, length_ms, least)

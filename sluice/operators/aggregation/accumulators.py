@@ -19,7 +19,7 @@ from sluice.operators.aggregation.sketches import Distinct, Histogram, hash_of
 
 
 class CollectList(Accumulator):
-    """All values that are not null, in order."""
+    """All values that are not null, in the order of their records."""
 
     @override
     def new_accumulator(self) -> list[Any]:
@@ -129,7 +129,7 @@ Parts = tuple[float, ...]
 
 
 class ApproximatePercentile(InPlace):
-    """Percentiles: exact up to 512 distinct numbers; beyond that, within 1 % of the exact ones."""
+    """Percentiles: exact up to 512 distinct numbers; beyond that, with an error of at most 1 %."""
 
     def __init__(self, argument: Any, parts: Parts, *, many: bool) -> None:
         super().__init__(Histogram[argument])

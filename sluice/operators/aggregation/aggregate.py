@@ -831,8 +831,8 @@ class WindowedAggregate(WindowAggregation, SpreadAggregation):
         last_forgotten_end = self._last_forgotten_end(row)
         windows = self.window.bounds_of(row.time)
         late = 0
-        # As in Kafka Streams, decide for each window whether the record is late: it can be late for
-        # only the earlier ones of overlapping windows.
+        # As in Kafka Streams, decide for each window whether the record is late: if windows
+        # overlap, it may be late only for the earlier windows.
         for window in windows:
             if window[1] > last_closed_end:
                 forgotten = None

@@ -443,8 +443,8 @@ class Custom:
         return self._decode_kept(before)
 
     def _remember(self, aggregate: Any) -> None:
-        # Undoing needs only the encoding from before the first change, and none of an immutable
-        # aggregate.
+        # Undoing needs only the encoding from before the first change. An immutable aggregate needs
+        # no encoding.
         if type(aggregate) not in IMMUTABLE and id(aggregate) not in self._before:
             self._before[id(aggregate)] = encode_state(aggregate)
 

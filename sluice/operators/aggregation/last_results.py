@@ -2,10 +2,12 @@
 
 The results are the same as if the operators took one row after the other. Records of a key form a
 *neighbourhood* if they may share windows. If the order of a neighbourhood's records matters, the
-operator processes these records one by one. There are three such cases: one of the records may
-belong to a window that has closed before; the neighbourhood has sliding windows of earlier batches,
-and new sliding windows depend on the times of earlier records; or it has two sessions that are at
-most a gap apart, but are not merged.
+operator processes these records one by one. The order matters in three cases:
+
+- One of the records may belong to a window that has closed before.
+- The neighbourhood has sliding windows of earlier batches. New sliding windows depend on the times
+  of earlier records.
+- The neighbourhood has two sessions that are at most a gap apart, but are not merged.
 """
 
 from __future__ import annotations
@@ -130,7 +132,7 @@ def _merged(
 
 
 def _with_texts(values: pa.Array, texts: dict[int, str | None]) -> pa.Array:
-    """Return the values, with each value at a place in `texts` replaced by the text."""
+    """Return the values, but replace those at the places in `texts` by the texts."""
     if not texts:
         return values
     changed = values.to_numpy(zero_copy_only=False)

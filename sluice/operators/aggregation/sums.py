@@ -271,7 +271,10 @@ class ExactAverage(ExactSum):
 
 
 class DecimalSum(Accumulator):
-    """The sum of Decimals, of at most 38 digits as in Spark. Raises OverflowError beyond that."""
+    """The sum of Decimals, of at most 38 digits as in Spark.
+
+    Raises OverflowError if a sum has more digits.
+    """
 
     takes_columns = True
 

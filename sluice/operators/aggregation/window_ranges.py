@@ -206,7 +206,7 @@ def _timed_windows(window: TimeWindow, line: Line, places: Integers) -> WindowRa
 
 
 def _first_starts(window: Window, times: Integers) -> Integers:
-    """Return the start of the earliest window that contains each time.
+    """Return, for each time, the start of the earliest window that contains it.
 
     Windows with a negative start do not exist.
     """

@@ -116,9 +116,9 @@ class _LeftChanges:
         )
 
     def stays_at(self, right_rows: Indices) -> tuple[Indices, Indices] | None:
-        """Return pairs of a change that adds a left row, and a right row while this left row stays.
+        """Return pairs: a change that adds a left row, and a right row that comes while it stays.
 
-        None if there are too many pairs.
+        Returns None if there are too many pairs.
         """
         first = np.searchsorted(right_rows, self.rows, "right")
         end = np.where(self.adds, np.searchsorted(right_rows, self.ends), first)
@@ -208,8 +208,8 @@ def _results_of_left(
     """Return the results of the changes of left rows."""
     has_result = is_left & ~rows.is_old & rows.has_value & (had_right | is_left_join)
     is_moved = is_left & (rows.sides == MOVED)
-    # If a left row is deleted, the row with its new value sends the tombstone in a left join; the
-    # row with its old value sends it in an inner join.
+    # For a deleted left row, the row with the new value sends the tombstone in a left join. In an
+    # inner join, the row with the old value sends it.
     sends_tombstone = np.where(
         rows.is_old, rows.has_value & (not is_left_join), rows.has_value | is_left_join
     )

@@ -150,7 +150,7 @@ def unexpired_rows(lateness: JoinLateness, rows: KeyedRows, passed: tuple[int, i
 def last_expired_of_sides(
     lateness: JoinLateness, sides: npt.NDArray[np.integer[Any]], left: Times, right: Times
 ) -> Times:
-    """Return, for each record's side, the latest time of a record that can no longer be matched.
+    """Return, for each record, the latest event time of expired records of the same side.
 
     `left` and `right`: the largest times of the left and of the right stream.
     """

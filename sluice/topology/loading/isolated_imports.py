@@ -130,7 +130,7 @@ class _Child:
     def is_overdue(self) -> bool:
         """Return whether the child has exceeded its time limit.
 
-        Sets `ends_at` later if it has waited for a processor.
+        Sets `ends_at` later if the child has waited for a processor.
         """
         if time.monotonic() < self.ends_at:
             return False

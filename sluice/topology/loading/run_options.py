@@ -135,7 +135,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def with_connections(self, settings: Settings) -> Settings:
         """Return the settings with this pipeline's connections, read from the environment.
 
-        Raise SettingsError if it lacks one of them.
+        Raise SettingsError if the environment lacks one of the connections.
         """
         if self.kafka_connection is not None:
             settings = replace(settings, kafka=settings.kafka_of(self.kafka_connection))
@@ -194,7 +194,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     pipelines: dict[str, RunOptions] = {}  # msgspec copies the default
     budget: Budget | None = None
     """The most that the runs of all pipelines of the folder may cost together per day. In the
-    platform's file, it limits the runs of all teams."""
+    platform's file, this budget limits the runs of all teams."""
     limits: _Limits | None = None
 
     def options(self, pipeline: str) -> RunOptions:
@@ -297,7 +297,7 @@ def _read(file: Path) -> _File:
 def _with_whole_path(options: RunOptions, file: Path) -> RunOptions:
     """Return the options, with the requirements' path completed by the folder of `file`.
 
-    Empty requirements stay empty: the pipeline has none, even if the defaults have some.
+    Empty requirements stay empty: the pipeline has no libraries, even if the defaults name some.
     """
     if not options.requirements:
         return options

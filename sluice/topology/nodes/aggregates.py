@@ -294,9 +294,9 @@ class Suppress(ChildNode):
     """Holds a table's results back until windows close, or `limit_ms` after a key's first update.
 
     `until` is `window_close` for the method `suppress_until_window_closes`, and `window_final` for
-    an aggregate with `emit="window_close"`. Only the headers of results differ: with
-    `window_close`, a result has the headers of the window's last update, and with `window_final`
-    those of the record that closes the window.
+    an aggregate with `emit="window_close"`. Only the headers of results differ. With
+    `window_close`, a result has the headers of the window's last update. With `window_final`, it
+    has the headers of the record that closes the window.
     """
 
     until: Until

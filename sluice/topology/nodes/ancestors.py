@@ -63,5 +63,5 @@ def sources_of(node: Node) -> tuple[Source, ...]:
 
 
 def reads_pattern(node: Node) -> bool:
-    """Return whether a node's records come from a pattern, and so from several topics."""
+    """Return whether a node's records come from the topics that a pattern matches."""
     return any(is_pattern(source.topic) for source in sources_of(node))

@@ -172,7 +172,7 @@ class Join(Node):
 
     @override
     def _result_shape(self) -> Shape:
-        # If one field's type is unknown, so is the type of the whole side.
+        # If the type of one field is unknown, the type of the whole side is unknown.
         sides = {
             "left": type_of_value(self.left.result_shape),
             "right": type_of_value(self.right.result_shape),

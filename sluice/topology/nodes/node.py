@@ -84,7 +84,7 @@ class Input:
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """One step. `number` is its index in the pipeline; `at` is the author's `file:line`."""
+    """One step. `number` is the node's index in the pipeline; `at` is the author's `file:line`."""
 
     number: int
     at: str
@@ -338,7 +338,7 @@ class Node:
 
     @property
     def declared_types(self) -> str:
-        """The declared types on which the node's state depends, besides the expressions."""
+        """The declared types on which the node's state depends in addition to its expressions."""
         return ""
 
 
@@ -374,7 +374,7 @@ class ChildNode(Node):
 
 @dataclass(frozen=True, eq=False)
 class RowStep(ChildNode):
-    """Base of the stateless steps that turn a record into at most one, and a table into a table."""
+    """Base of the stateless steps that turn a record into one or none, and a table into a table."""
 
     @property
     @override
