@@ -114,19 +114,19 @@ class KeyedRows:
         return replaced_values(self.columns, self.is_old) & ~of_last_rows
 
     def last_up_to(self, chosen: Mask) -> Indices:
-        """Return, for each row, the last chosen row of its key up to this row, or -1."""
+        """Return, for each row, the last chosen row of its key up to this row; -1 for none."""
         last = np.maximum.accumulate(np.where(chosen, np.arange(len(self)), -1))
         return np.where(last >= self.starts[self.key_numbers], last, -1)
 
     def last_before(self, chosen: Mask) -> Indices:
-        """Return, for each row, the last chosen row of its key before this row, or -1."""
+        """Return, for each row, the last chosen row of its key before this row; -1 for none."""
         last = np.concatenate(
             ([-1], np.maximum.accumulate(np.where(chosen, np.arange(len(self)), -1))[:-1])
         )
         return np.where(last >= self.starts[self.key_numbers], last, -1)
 
     def last_of_keys(self, chosen: Mask) -> Indices:
-        """Return, for each key, the index of its last chosen row, or -1 if none is chosen."""
+        """Return, for each key, the index of its last chosen row; -1 for none."""
         return self.last_up_to(chosen)[self.starts[1:] - 1]
 
     def of_keys(self, chosen: Mask) -> tuple[KeyedRows, Indices]:

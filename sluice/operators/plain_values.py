@@ -64,7 +64,7 @@ def has_plain_values(kind: Any) -> bool:
 def is_plain_struct(kind: Any) -> bool:
     """Return whether the type is a Struct all of whose fields are numbers, texts, Booleans or null.
 
-    Reading such a Struct back gives an equal Struct, because it has no code of its own and no
+    Reading such a Struct back gives an equal Struct, because the type has no code of its own and no
     attributes besides its fields.
     """
     if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):

@@ -222,7 +222,7 @@ def _require_of_record(node: exp.Func, where: str) -> None:
 
 
 def _is_time(node: exp.Literal, kinds: _Kinds) -> bool:
-    """Return whether Spark converts a text to a time, as far as the types are known."""
+    """Return whether it is certain that Spark converts a text to a time."""
     parent = node.parent
     match parent:
         case exp.Cast() | exp.TryCast():

@@ -211,7 +211,7 @@ TABLE: dict[RuleKey, tuple[Accepted | None, ...]] = {
     "map_concat": (MAP, MAP),
 }  # fmt: skip
 """Function → the types that its arguments may have, in the order of `Rule.arguments`; None for any
-type. Further arguments may have any type. So may all arguments of functions that are not listed."""
+type. Further arguments, and all arguments of functions that are not listed, may have any type."""
 
 _CASTS: dict[str, frozenset[str]] = {
     **dict.fromkeys(_NUMBERS, _NUMBERS | {"STRING", "BOOLEAN", "TIMESTAMP"}),
@@ -297,8 +297,8 @@ def _unfit_together(
         case exp.Concat() | exp.DPipe():
             return _unlike(kinds[0], arguments, kinds, _are_both_lists_or_texts)
         case exp.Case() if node.this is not None:
-            # The first types are those of x and of the values with which `CASE x` compares it. Then
-            # come the types of the results.
+            # The first types are those of x and of the values with which `CASE x` compares it. The
+            # types of the results follow.
             return _unlike(kinds[0], arguments, kinds[: 1 + len(node.args["ifs"])], _are_comparable)
         case _ if isinstance(node, _OF_ONE_TYPE):
             return _unlike(kinds[0], arguments, kinds, _are_comparable)

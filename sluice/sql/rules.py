@@ -452,7 +452,7 @@ def _remainder(node: exp.Expr, kinds: Kinds) -> Signature:
 def _modulus(node: exp.Expr, kinds: Kinds) -> Signature:
     """Return the signature of a remainder that has the divisor's sign.
 
-    Only for whole numbers, because Spark may round other numbers.
+    Arrow computes such remainders only of whole numbers, because Spark may round other numbers.
     """
     kind = ""
     if len(kinds) == 2:

@@ -176,7 +176,7 @@ def _accepts(
     except TypeError:
         return False
     except ValueError:
-        # Some built-in functions have no signature, so nothing can be said about their arguments.
+        # Some built-in functions have no signature, so their arguments cannot be checked.
         return True
     return True
 

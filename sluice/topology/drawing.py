@@ -48,7 +48,7 @@ def text(pipeline: Drawn) -> str:
 
 
 def _idle_settings(pipeline: Drawn) -> list[str]:
-    """Describe what happens to stream time while topics are silent."""
+    """Describe the settings for stream time while topics have no new records."""
     settings = []
     if pipeline.idle_timeout_ms is not None:
         settings.append(

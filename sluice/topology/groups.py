@@ -232,9 +232,8 @@ class GroupedStream(Grouped[V]):
         record can change the result any more. Queries of the store still find the results of open
         windows. With `early="10 seconds"` in addition, later steps also get early results, while a
         window is open. After a change of the window, the window's result is sent when stream time
-        is 10 seconds past this change. The result includes the changes that have come meanwhile;
-        the next change begins a new wait. The header `window_result` of each result is `early` or
-        `final`.
+        is 10 seconds past this change. The result includes all changes up to then; the next change
+        begins a new wait. The header `window_result` of each result is `early` or `final`.
         """
         where = self.parent._where("windowed_by")
         if self.history_ms is not None:

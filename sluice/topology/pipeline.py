@@ -418,9 +418,9 @@ class Pipeline(Graph):
     def store_of(self, pipeline: str, store: str, *, value: type[R]) -> StoreOf[R]:
         """Return a store of another pipeline, in which `Stream.lookup_in` looks records up.
 
-        No topic is between the pipelines: records are read from the other pipeline's newest
-        published snapshot. `value` is the type of the store's values, or a Struct with some of
-        their fields. A run compares `value` with the type that the other pipeline has published.
+        No topic connects the pipelines: records are read from the other pipeline's newest published
+        snapshot. `value` is the type of the store's values, or a Struct with some of their fields.
+        A run compares `value` with the type that the other pipeline has published.
         """
         where = f"store_of at {source_line()}"
         for what, name in (("pipeline", pipeline), ("store", store)):

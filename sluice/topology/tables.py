@@ -254,7 +254,7 @@ class Table(Handle[V]):
     def group_by(self, key: str | Sequence[str]) -> GroupedTable[V]:
         """Group the rows by an SQL expression.
 
-        When a row's group key changes, the row moves to the other group.
+        When a row's group key changes, the row moves to the group of the new key.
 
         A list of fields, such as `["shop", "item"]`, means a struct of these fields. The rows of a
         windowed table can be grouped by `_window_start`, for example to find the best key of each

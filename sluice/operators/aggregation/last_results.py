@@ -48,7 +48,7 @@ Windows = dict[Any, tuple[int, Any]]
 
 @dataclass(frozen=True)
 class HeldWindows:
-    """The windows of the batch's keys that the operator holds from earlier batches."""
+    """The stored windows of the batch's keys: windows of earlier batches in the state."""
 
     keys: Integers
     """The number of each window's key."""
@@ -68,7 +68,7 @@ class HeldWindows:
 
 
 class _Continued(NamedTuple):
-    """A held window that is merged with a window of the batch."""
+    """A stored window that is merged with a window of the batch."""
 
     key: int
     start: int
@@ -87,7 +87,7 @@ class _BatchWindows:
     windows: WindowRanges
     held: HeldWindows
     continued: Integers
-    """For each held window, the number of the batch's window to merge with it; -1 for none."""
+    """For each stored window, the number of the batch's window to merge with it; -1 for none."""
 
     @property
     def causes(self) -> Indices:
@@ -119,7 +119,7 @@ def _merged(
     continued: Sequence[_Continued],
     aggregates: WindowAggregates,
 ) -> dict[int, Any]:
-    """Return number → aggregate, for the batch's windows that continue held windows.
+    """Return number → aggregate, for the batch's windows that continue stored windows.
 
     Changes no state: a merge may find that the operator has to process the rows one by one.
     """
@@ -278,7 +278,7 @@ class _Records:
         )
 
     def continued(self, windows: WindowRanges) -> Integers:
-        """Return, for each held window, the index of the records' window to merge with it.
+        """Return, for each stored window, the index of the records' window to merge with it.
 
         The index is -1 if there is no such window.
         """
@@ -286,7 +286,7 @@ class _Records:
             return self.held.keys
         continued = np.full(len(self.held.keys), -1)
         if len(self.neighbourhoods_of_held):
-            # If windows are sessions, all records and held sessions of a neighbourhood become one
+            # If windows are sessions, all records and stored sessions of a neighbourhood become one
             # session.
             of_windows, of_held = self.neighbourhoods[windows.first], self.neighbourhoods_of_held
         else:
@@ -415,10 +415,10 @@ class LastResults:
         return records
 
     def _spans(self, line: Line, held: HeldWindows) -> tuple[Integers, Integers]:
-        """Return the places on the line at which held windows begin, and at which they end.
+        """Return the places on the line at which stored windows begin, and at which they end.
 
-        Records near a held window are in its neighbourhood. Both arrays are empty for windows whose
-        bounds do not depend on other windows.
+        Records near a stored window are in the window's neighbourhood. Both arrays are empty for
+        windows whose bounds do not depend on other windows.
         """
         starts = line.places(held.keys, held.starts)
         match self.window:

@@ -123,7 +123,7 @@ class WindowNumbers:
         return pa.array(texts, pa.string(), mask=is_null)
 
     def values(self, chosen: Integers, without_values: Any) -> list[Any]:
-        """Return the numbers of the chosen windows, or `without_values`, as ints or Decimals."""
+        """Return the chosen windows' numbers; `without_values` for a window without values."""
         numbers: list[Any] = self.numbers[chosen].tolist()
         if self.exponent is not None:
             numbers = [_decimal(number, self.exponent) for number in numbers]

@@ -61,8 +61,8 @@ class SessionAggregate(WindowAggregation):
         # As in Kafka Streams, results of sessions have no headers.
         out.headers = None
         # As in Kafka Streams, a session that gets a record is deleted and sent again, even if the
-        # record does not change the session's bounds. If all its records have the same time, the
-        # new result replaces the session's row instead.
+        # record does not change the session's bounds. If all records of the session have the same
+        # time, it is not deleted: the new result replaces its row.
         is_deleted = (start, end) != (row.time, row.time)
         aggregate = self.calculation.new_aggregate()
         for session in near:

@@ -15,8 +15,9 @@ class SlidingAggregate(WindowAggregation):
     """One aggregate per key and distinct window. Null values are dropped.
 
     As in Kafka Streams, a record at the time t has two windows. Its own window is `[t - size, t]`.
-    The next window is `[t + 1, t + 1 + size]`, and exists only if it contains later records. If
-    t < size, the own window would begin before 0, so all such records share the window `[0, size]`.
+    The next window is `[t + 1, t + 1 + size]`, and exists only if it contains later records. If t <
+    size, the record's own window would begin before 0, so all such records share the window `[0,
+    size]`.
 
     A new window begins as a copy of an existing window that has the same records. A window for
     which the record is late is neither created nor changed.

@@ -75,8 +75,8 @@ class TableJoin(Operator[TablePair]):
     whether its table is filtered.
 
     If both sides depend on one table, the join gets some changes early, and then once more; see
-    `AHEAD`. Even then, unlike in Kafka Streams, the old value of a result is the previously sent
-    result.
+    `AHEAD`. Even for such changes, unlike in Kafka Streams, the old value of a result is the
+    previously sent result.
     """
 
     state_type: Any = TablePair

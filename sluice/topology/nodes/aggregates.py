@@ -231,7 +231,8 @@ class CogroupedStream:
     key: str
     columns: dict[str, str]
     adder: Callable[..., Any] | None = None
-    """The Python function that adds a record's value; None if `columns` says what is added."""
+    """The Python function that adds a record's value; None if `columns` has SQL aggregates
+    instead."""
     takes: Contract | None = None
     """The type of the value passed to the function; None for plain JSON data."""
 

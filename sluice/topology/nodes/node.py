@@ -30,7 +30,7 @@ a step since the last topic has changed their key."""
 
 Foreign: TypeAlias = Literal["key", "windowed_key", "record", "computed"]
 """The content of the column `foreign` of an input's rows: the record's own key, this key with its
-window, the record's value, or what `Node.foreign_sql` computes."""
+window, the record's value, or the value of the SQL from `Node.foreign_sql`."""
 
 
 @dataclass(frozen=True, kw_only=True)
