@@ -1,4 +1,4 @@
-"""Encodes states as MessagePack and results as JSON. Raises errors for values that would change."""
+"""Encodes states as MessagePack and results as JSON; refuses values that decoding would change."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class WindowLateness:
         # longer.
         includes_end = isinstance(window, SlidingWindow | SessionWindow)
         self.open_ms = window.open_ms + int(includes_end)
-        """How long after its end a window accepts records, in stream time."""
+        """The ms of stream time for which a window still accepts records after its end."""
 
     @overload
     def is_late(self, end: int, stream_time: int) -> bool: ...

@@ -55,7 +55,7 @@ _CONF = "spark.databricks.delta."
 _VERSION = f"{_CONF}write.txnVersion"
 _DELETED = "sluice_deleted"
 _HISTORY = 100
-"""How many of the table's newest commits a run searches to find Sluice's last commit."""
+"""The number of the table's newest commits in which a run looks for Sluice's last commit."""
 _ATTEMPTS = 3
 _CONFLICTS = ("DELTA_CONCURRENT", "DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED")
 _ROWS_PER_FILE = 500_000

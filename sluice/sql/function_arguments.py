@@ -1,7 +1,8 @@
 """A table of the types of arguments that each function and operator of Spark SQL accepts.
 
-The types are those that Spark accepts, including types that Spark converts, such as a text to a
-number. Aggregates are stricter, because Sluice computes them itself (`values.aggregate_calls`).
+The types are those that Spark accepts, including those that Spark first converts: for example,
+texts as numbers. Aggregates are stricter, because Sluice computes them itself
+(`values.aggregate_calls`).
 `expression_checks` refuses other types when a pipeline's file is loaded.
 """
 

@@ -306,7 +306,10 @@ def _fewest_digits(kind: str) -> tuple[int, int]:
 
 
 def _choice(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Return the signature for a choice of one of several values: their common type."""
+    """Return the signature of a function that returns one of several values.
+
+    The result has the common type of the values.
+    """
     kind = "" if "" in kinds else common_type(kinds)
     if kind in ("", VOID):
         return Signature(kind, None, fails=not kind)

@@ -89,8 +89,9 @@ class SessionAggregate(WindowAggregation):
 
         Leaves out forgotten sessions.
         """
-        # Which closed sessions the state still contains depends on where batches end, so forgotten
-        # sessions are skipped. If streams are cogrouped, the stream that is furthest ahead closes
+        # The state may still contain closed sessions, depending on where batches end. So skip
+        # sessions that are to be forgotten. If streams are cogrouped, the stream that is furthest
+        # ahead closes
         # sessions for all streams: records of the other streams cannot join these sessions.
         last_end = last_closed_end(max(row.before, row.latest_of_sides[0]), self._kept_ms)
         earliest_end = max(row.time - self.window.gap_ms, last_end + 1)

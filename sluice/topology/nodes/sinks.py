@@ -1,4 +1,4 @@
-"""What a pipeline writes: topics, and tables of databases."""
+"""The outputs of a pipeline: topics, and tables of databases."""
 
 from __future__ import annotations
 
