@@ -257,10 +257,10 @@ def _require_names(value: Any) -> None:
 def require_same(value: Any, decoded: Any, declare: str) -> None:
     """Raise TypeError if a value without a declared type is decoded to another value.
 
-    The error tells the author to use `declare`, which is a parameter such as `returns=...`. Without
-    this check, the author's function would get a value such as a set or a Decimal within a batch,
-    and another value, such as a list or a float, in the next batch. The only exception is a tuple,
-    which may be decoded as a list.
+    `declare` is the parameter for the declared type, such as `returns=...`; the error names it.
+    Without this check, the author's function would get a value such as a set or a Decimal within a
+    batch, and another value, such as a list or a float, in the next batch. The only exception is a
+    tuple, which may be decoded as a list.
     """
     if (other := _other_type(value, decoded)) is not None:
         raise TypeError(f"a value of type {other} needs a declared type: {declare}")

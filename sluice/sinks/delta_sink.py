@@ -518,7 +518,7 @@ class DeltaSink:
         return None
 
     def _committed_version(self) -> int:
-        """Return the version of the pipeline's last commit; -1 if it has made none.
+        """Return the version of the pipeline's last commit; -1 if the pipeline has made no commit.
 
         If the pipeline has former names, the highest version counts, because each name has its own
         versions.

@@ -79,7 +79,7 @@ class SparkSQL(Spark):
         """Reads expressions, but keeps formats of times and paths in JSON unchanged.
 
         sqlglot would translate formats, and could write two different formats as the same format.
-        For paths, sqlglot cannot write every path that it can read.
+        sqlglot cannot write every path that it can read.
         """
 
         FUNCTIONS = {  # noqa: RUF012

@@ -516,8 +516,8 @@ class Batched(Custom):
 
 
 _MOST_VALUES = 10_000
-"""A function that takes lists gets at most this many values in one call, which limits the memory
-that it needs."""
+"""A function that takes lists gets at most this many values in one call, so that a call needs
+little memory."""
 
 
 class Cogrouped(Custom):

@@ -132,7 +132,7 @@ def _merged(
 
 
 def _with_texts(values: pa.Array, texts: dict[int, str | None]) -> pa.Array:
-    """Return the values, but replace those at the places in `texts` by the texts."""
+    """Return the values with some replaced: `texts` maps the places of values to new texts."""
     if not texts:
         return values
     changed = values.to_numpy(zero_copy_only=False)

@@ -45,7 +45,7 @@ class NumberColumn:
     exponent: int | None = None
 
     def counts(self, windows: WindowRanges) -> Integers:
-        """Return the number of values of each window that are not null."""
+        """Return, for each window, the number of its values that are not null."""
         return count_given(self.is_given, windows)
 
 
@@ -55,7 +55,7 @@ def given(column: Sequence[Any]) -> Mask:
 
 
 def count_given(is_given: Mask, windows: WindowRanges) -> Integers:
-    """Return the number of values of each window for which the mask is true."""
+    """Return, for each window, the number of its values for which the mask is true."""
     if is_given.all():
         return windows.behind - windows.first
     return windows.over_ranges(np.add, is_given.astype(np.int64))
