@@ -143,7 +143,7 @@ class Settings:
         )
 
     def kafka_of(self, connection: str) -> dict[str, str]:
-        """Return the librdkafka settings of a connection; without a name, those of all pipelines.
+        """Return a connection's librdkafka settings; if `connection` is empty, the common ones.
 
         Raise SettingsError if the environment has no such connection.
         """

@@ -81,8 +81,8 @@ already."""
 _LOCAL_CONF = {"spark.task.maxDirectResultSize": "128m"}
 """Spark settings for a JVM that is driver and executor in one.
 
-By default, it stores a result of more than 1 MB as a block, and fetches the block from itself
-through a socket: 3 % of the time of ten million orders."""
+By default, this JVM stores a result of more than 1 MB as a block, and fetches the block from itself
+through a socket. This took 3 % of the time for ten million orders."""
 _EXTENSIONS = "spark.sql.extensions"
 _ARCHIVES = "spark.archives"
 DELTA_CONF = {
@@ -302,7 +302,7 @@ def submission(
 
     `delta` says whether the pipeline writes Delta tables, for which Spark needs more jars and
     settings. `runs_at_once` is the most runs that share the JVM. If it is more than one, the master
-    must be local; its number of threads is then that of each run.
+    must be local. Each run then gets the number of threads that the master names.
 
     Raise SettingsError if Delta Lake's jars are missing, or if the settings ask for the deploy
     mode cluster.

@@ -274,7 +274,7 @@ class AirflowRuns:
             log=log,
             action=str((run.conf or {}).get(_ACTION, "run")),
             queued_at=run.queued_at,
-            # A scheduled run has no user. Neither has any run before Airflow's release 3.1.
+            # A scheduled run has no user. Before Airflow 3.1, no run has a user.
             started_by=getattr(run, "triggering_user_name", None) or "",
         )
 

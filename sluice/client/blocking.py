@@ -149,7 +149,7 @@ class _BlockingQueries(Queries):
         request["headers"] = request["headers"] | headers
         with transport_errors(), self.http.stream("GET", **request, timeout=None) as response:
             if response.status_code != httpx.codes.OK:
-                # The body of a streamed response is read only on request.
+                # The body of a streamed response must be read explicitly.
                 response.read()
                 raise error_of(response)
             yield _each(response.iter_lines())

@@ -15,7 +15,7 @@ from sluice.settings import settings
 def backup(
     folder: Annotated[Path, typer.Argument(help="A new or empty folder for the backup.")],
 ) -> None:
-    """Back up the state of all pipelines: ledger and shards. Runs and queries may go on."""
+    """Back up the state of all pipelines: ledger and shards. Runs and queries continue."""
     from sluice.operations.backups.back_up import back_up
     from sluice.state.ledger.ledger import Ledger
 

@@ -29,7 +29,7 @@ _DISORDER_MS = 10_000
 """A visit that is not late may be at most this much older than the visits before it. This is less
 than the windows' grace."""
 _LATE_MS = 600_000
-"""A late visit is this much older than the visits before it, and so too old for every window."""
+"""A late visit is this much older than the visits before it. So it is late for every window."""
 _SIZE_MS, _ADVANCE_MS, _GRACE_MS, _GAP_MS = 60_000, 30_000, 15_000, 30_000
 _HOUR_MS = 3_600_000
 

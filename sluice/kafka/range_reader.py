@@ -95,8 +95,8 @@ class RangeReader:
     """A consumer that reads the committed records of ranges. Use it in a `with` block.
 
     `settings` are more settings of the consumer. Those of the connection take precedence. If the
-    topic no longer has all records of a range, this is an error, or with `skips_lost`, the
-    remaining records are read. `longest_silence_s`: how long the reader waits for records;
+    topic no longer has all records of a range, the reader raises an error or, with `skips_lost`,
+    reads the remaining records. `longest_silence_s`: how long the reader waits for records;
     `LONGEST_SILENCE_S` by default.
     """
 
@@ -185,7 +185,7 @@ class RangeReader:
             if records:
                 at_once = _count_at_once(records)
                 yield from self._of_ranges(records)
-                # Do not count the time that the caller took as silence of the brokers.
+                # The time that the caller took does not count as silence of the brokers.
                 self._note_answer()
             del records
             for message in others:
@@ -410,7 +410,7 @@ def _offsets(messages: Sequence[Message]) -> Integers:
 
 
 def _count_at_once(records: Sequence[Message]) -> int:
-    """Return how many records a call should read, if they are as large as these."""
+    """Return how many records a call should read if further records are as large as these."""
     sizes = [len(record) for record in records[:_SIZES_READ]]
     return min(_AT_ONCE, max(_BYTES_AT_ONCE * len(sizes) // max(sum(sizes), 1), 1))
 

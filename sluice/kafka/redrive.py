@@ -191,7 +191,7 @@ def _send(
     """Write records and their markers in one transaction.
 
     Returns the dead letters that still have to be re-driven. If the broker refuses a record,
-    nothing is written, and these are all other dead letters. Otherwise, the result is empty.
+    nothing is written, and the result has all other dead letters. Otherwise, the result is empty.
     """
     records = _originals(kafka, letters)
     sent: dict[tuple[int, int], RedriveMarker] = {}

@@ -38,7 +38,7 @@ def transactional_id(pipeline: str) -> str:
 def require_redrive_topic(kafka: Mapping[str, str], pipeline: str, producer: Producer) -> None:
     """Create the topic before the first re-drive. Later, raise OutputError if it was deleted.
 
-    `producer` has the re-drives' transactional id. It keeps other processes from re-driving
+    `producer` has the re-drives' transactional id. The id keeps other processes from re-driving
     meanwhile.
     """
     topic = markers_of(pipeline)

@@ -28,8 +28,8 @@ _ENDPOINT = "sluice.kafka.token_endpoint.shared_token"
 _MSK_SERVER = re.compile(r"\.kafka(?:-serverless)?\.([a-z0-9-]+)\.amazonaws\.com", re.IGNORECASE)
 _LEAST_RETURNED = 2
 _LATER = 100
-"""A time in ms is about a thousand times the present time in seconds. No token is valid until even
-this many times the present time."""
+"""A token whose expiry is more than this many times the present time has its expiry in ms rather
+than in seconds: a time in ms is about a thousand times the time in seconds."""
 _SHARED_PART = 0.5
 """After this part of a token's lifetime, further clients of the process get a new token."""
 

@@ -144,7 +144,8 @@ def _wait_until_listed(kafka: Mapping[str, str], admin: AdminClient, names: Set[
     until = time.monotonic() + _TIMEOUT_S
     with broker_errors(kafka):
         for name in sorted(names):
-            # Without a name, the broker would describe every topic of the cluster.
+            # Ask for one topic by name, because otherwise the broker would describe all of the
+            # cluster.
             while not _is_listed(admin, name):
                 if time.monotonic() > until:
                     raise EngineError(

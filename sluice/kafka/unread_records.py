@@ -1,4 +1,4 @@
-"""Counts the records that a pipeline has not read: `Lag` computes them from offsets."""
+"""Counts the records that a pipeline has not read: `Lag` computes the counts from offsets."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Lag:
         return Lag(ends, positions, self.begins, self.full_ends, self.broker, self.denied)
 
     def still_held(self, later: Lag) -> Lag:
-        """Return `later`, limited to partitions that the same transaction holds back in both."""
+        """Return `later`, limited to partitions that the same transaction still holds back."""
         before = self.held_ends
         ends: Offsets = {}
         for topic, later_ends in later.held_ends.items():

@@ -166,7 +166,7 @@ def generations(
 def run_figures(ledger: Ledger, pipeline: str, run: str) -> dict[str, Any]:
     """Return the snapshots that a run published, and the sums of its batches' counts.
 
-    Programs that wait for a run read them.
+    Programs that wait for a run read this result.
     """
     counts: Counter[str] = Counter()
     snapshots: list[str] = []

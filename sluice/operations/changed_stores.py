@@ -101,7 +101,7 @@ class ChangedStores:
             with self._lease(ledger) as lease:
                 self._require_same(ledger, lease, state, part)
                 steps = rebuild.steps_since(ledger, lease.ref, ref).published
-            # These steps have only the records that runs have read during the first build.
+            # The second build reads only the records that runs have read during the first build.
             rebuild.build(ref, steps)
             with self._lease(ledger) as lease:
                 state = self._require_same(ledger, lease, state, part)

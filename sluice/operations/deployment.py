@@ -1,4 +1,4 @@
-"""Compares the generation that a replay has built beside the current one, store by store.
+"""Compares the current generation with the one that a replay has built, store by store.
 
 `sluice deploy` builds a changed pipeline's state in a new generation, which queries do not read.
 Then it reports how this generation's answers differ from the current generation's after the same

@@ -73,7 +73,8 @@ class Rebuild:
     generation stays there until it is dropped or promoted. `promote` repeats the batches that were
     published meanwhile, and then makes the new generation current.
 
-    With `only`, these methods raise LeaseError if this generation is not current any more. `why` is
+    If `only` is given, these methods raise LeaseError if generation `only` is not current any more.
+    `why` is
     the damage to repair, if any; it is stored in a note together with the duration of the rebuild.
     """
 
@@ -146,10 +147,10 @@ class Rebuild:
         return recovered is not None
 
     def _begin_anew(self) -> int:
-        """Build a first generation from the topics, of a pipeline that the ledger does not know.
+        """Build the first generation of a pipeline that the ledger does not know, from its topics.
 
-        Write no output for the records up to the newest marker or, without markers, for those that
-        the topics have now. Return the generation's number.
+        Write no output for the records up to the newest marker. If there are no markers, write no
+        output for the records that the topics have now. Return the generation's number.
         """
         name = self.job.pipeline.name
         note = (
@@ -243,7 +244,7 @@ class Rebuild:
     def promote(self) -> int:
         """Bring the generation that `replay` has built up to date, and make it current.
 
-        Return its number. Do nothing if the promotion is repeated, such as after the connection
+        Return its number. Do nothing if the promotion is repeated, for example after the connection
         to the ledger was lost. Raise EngineError if there is no such generation, and the same
         errors as `run`.
         """
@@ -382,7 +383,7 @@ class Rebuild:
         ref: GenerationRef,
         now: Mapping[str, TopicState],
     ) -> None:
-        """Raise InputError if a partition now has other records where a generation has read."""
+        """Raise InputError if a partition has other records now than a generation has read."""
         identity = SourceIdentity(
             self.settings.kafka, ledger.sources, ref, self.job.topics, ledger.audits
         )
@@ -407,8 +408,8 @@ class Rebuild:
     ) -> ReplayedHistory:
         """Return the old generation's batches, limited to the records of `sources` before `until`.
 
-        Topics that the old generation did not read are read up to their ends. With `built`, they
-        are read only up to these offsets, up to which the new generation has read already.
+        Topics that the old generation did not read are read up to their ends. If `built` is given,
+        they are read only up to these offsets, which the new generation has reached already.
         """
         new_topics = _new_topics(ledger, old, now)
         topics = _same_topics(ledger, old, now) | new_topics
@@ -483,7 +484,7 @@ class Rebuild:
         old: GenerationRef,
         latest: Snapshot | None,
     ) -> None:
-        """Raise EngineError, unless `from_topics`, if a batch without a marker may be written."""
+        """Raise EngineError, unless `from_topics`, if a batch without a marker may have output."""
         markers, published = self.job.pipeline.markers, -1 if latest is None else latest.batch
         planned = ledger.plans.unpublished(old)
         if planned is None:
@@ -568,7 +569,7 @@ class ReplayedHistory:
 
 
 def _checksums(audit: Audit | None, history: ReplayedHistory) -> dict[str, str]:
-    """Return the checksum of each worker's state rows and, with all batches, operator states."""
+    """Return the checksums of each worker's state rows, and of operator states if comparable."""
     if audit is None:
         return {}
     if not history.complete:

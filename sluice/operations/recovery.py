@@ -1,7 +1,8 @@
 """Brings a ledger up to date after it, or its newest commits, were lost.
 
-The newest marker in Kafka says which batch was written last, and has what the ledger published with
-this batch; the shards have its state. From both, the ledger gets the batch's snapshot again. Output
+The newest marker in Kafka says which batch was written last, and has the data that the ledger
+published with this batch. The shards have the batch's state. From the marker and the shards, the
+ledger gets the batch's snapshot again. Output
 is not written again, and the topics are not read. If a shard is lost, too, the next run restores
 its state from a standby or from the topics, as always.
 """

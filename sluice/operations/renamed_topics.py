@@ -184,7 +184,7 @@ def fence_redrives(kafka: Mapping[str, str], pipeline: str) -> None:
 
 
 def copy_redrives(kafka: Mapping[str, str], old: str, new: str) -> None:
-    """Copy the markers of re-drives, whose dead letters have been copied. Repeating it is harmless.
+    """Copy the markers of re-drives, after their dead letters were copied. May be repeated.
 
     No process re-drives dead letters by the old name any more: the ledger does not know it.
     """

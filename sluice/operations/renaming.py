@@ -372,8 +372,8 @@ def _finish(ledger: Ledger, settings: Settings, old: str, new: str) -> None:
     try:
         delete_group(settings.kafka, group_of(old))
     except AccessDenied as error:
-        # Without the permission, leave the group: Kafka itself forgets the offsets of an unused
-        # group.
+        # If Kafka denies the deletion, leave the group: Kafka itself forgets the offsets of an
+        # unused group.
         log.warning("consumer group not deleted", pipeline=old, why=error.detail)
     ledger.renames.finish(old)
 

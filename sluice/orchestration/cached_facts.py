@@ -37,7 +37,7 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True):
     """The cached facts of one file."""
 
     edition: str
-    """The version of Sluice and Python that has found the facts."""
+    """The versions of Sluice and Python with which the facts were found."""
     found_at: float
     """When the facts were found, in epoch s."""
     facts: DagFacts

@@ -205,7 +205,7 @@ def _topic(kafka: Mapping[str, str], topic: str) -> tuple[str, str]:
 
 
 def _table(database: str, table: str) -> tuple[str, str]:
-    """Return a PostgreSQL table's namespace and name; the schema is `public` if it names none."""
+    """Return a PostgreSQL table's namespace and name; a table without a schema is in `public`."""
     url = urlsplit(f"//{without_log_in(database)}")
     schema, _, name = table.rpartition(".")
     named = Postgres(

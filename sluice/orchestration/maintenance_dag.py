@@ -87,7 +87,7 @@ def _begin_offsets(ledger: Ledger) -> Offsets:
 def retention_dag() -> DAG:
     """Delete old snapshots of every pipeline once a day.
 
-    Also delete row versions that no other snapshot includes. In the history, batches whose records
+    Also delete row versions that no kept snapshot includes. In the history, batches whose records
     are no longer in the topics are merged into one batch.
     """
     with DAG(

@@ -237,8 +237,9 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
 
     The trigger gets only end offsets from the broker; it reads no records and commits nothing. The
     ledger has the offsets up to which runs have read, and the times at which runs began. After its
-    triggerer was restarted, the trigger therefore fires only for unread records, and not before
-    `min_interval_seconds` have passed since the last run that published something began. It does
+    triggerer was restarted, the trigger therefore fires only for unread records. It then waits
+    until `min_interval_seconds` have passed since the beginning of the last run that published
+    something. It does
     not fire while a driver works on the pipeline, because the driver may linger and read the
     records itself.
 
@@ -357,7 +358,7 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
             self._watch = None
 
     async def _look(self, watch: Watch, new: Burst | None) -> Observation | None:
-        """Observe the pipeline, and tell a `new` burst when the last run began.
+        """Observe the pipeline, and tell the burst, if it is `new`, when the last run began.
 
         An earlier triggerer may have started that run. While the broker, a topic or the ledger is
         unreachable, return None, and log this once.

@@ -223,8 +223,8 @@ def write_lock(java: Path, path: Path = LOCK, roots: Mapping[Bundle, list[Module
 
 
 def _resolve(java: Path, bundle: Bundle, roots: list[Module], work: Path) -> list[Jar]:
-    # Only the broker gets the dependencies of its roots. The roots of Delta Lake are all of its
-    # jars.
+    # For the broker, also fetch the dependencies of `roots`. For Delta Lake, `roots` already has
+    # all jars.
     modules = ivy.fetch(java, roots, work, transitive=bundle is Bundle.BROKER)
     jars: list[Jar] = []
     for module, path in modules.items():

@@ -320,7 +320,7 @@ def _unpack(archive: Path, target: Path) -> None:
 def _run_pip(
     requirements: Path, target: Path, temporary: Path, say: Callable[[str], object]
 ) -> None:
-    """Install the packages in a file of requirements, with stand-ins for the kept packages."""
+    """Install a file's requirements; empty wheels stand in for the packages that must stay."""
     lines: list[str] = []
     # A locked file has the hashes of the packages themselves, so stand-ins would not match them.
     is_locked = any(b"--hash" in content for content in contents(requirements))
@@ -339,7 +339,7 @@ def _run_pip(
     ]  # fmt: skip
     # The libraries of another pipeline must not count as installed.
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    # pip refuses --target if its configuration asks for installations of the user.
+    # pip refuses --target if its configuration sets `user`.
     variables["PIP_USER"] = "0"
     output: list[str] = []
     with subprocess.Popen(
@@ -365,7 +365,7 @@ def _run_pip(
 
 
 def _pip_error(requirements: Path, output: list[str]) -> PreflightError | SettingsError:
-    """Return the error that pip's output tells of."""
+    """Return the error to raise for pip's output."""
     if any("No module named pip" in line for line in output):
         return PreflightError(
             f"{sys.executable} has no pip, which installs the libraries of {requirements}.",
@@ -417,7 +417,7 @@ def _conflicts(output: list[str]) -> list[str]:
 
 
 def _remove_kept(requirements: Path, target: Path) -> None:
-    """Remove kept packages that were installed in their running versions. Reject other versions."""
+    """Remove copies of kept packages. Raise SettingsError if a copy has another version."""
     kept: dict[str, KeptPackage] = {package.name: package for package in kept_packages()}
     for each in [*distributions(path=[str(target)])]:
         package = kept.get(normalized(each.name))

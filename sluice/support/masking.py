@@ -52,7 +52,7 @@ def secrets_of_settings(settings: Mapping[str, str]) -> Iterator[str]:
     """Yield the secrets in settings, and the secrets in URLs that are values of settings."""
     for name, value in settings.items():
         if is_secret(name):
-            # A message may repeat a single line of a key.
+            # A message may repeat a single line of a secret, such as a key.
             yield from (value, *value.splitlines())
             # A log-in is written as USER:PASSWORD.
             if "userinfo" in re.sub("[^a-z]", "", name.lower()):

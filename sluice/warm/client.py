@@ -78,7 +78,7 @@ class WarmRun:
     def lines(self) -> Iterator[str]:
         """Yield the lines that arrive at `reader` until the run has ended.
 
-        Processes that the run has left do not keep it waiting.
+        Do not wait for processes that the run has left behind.
         """
         rest = b""
         while True:
@@ -184,9 +184,9 @@ def warm_run(
 ) -> Iterator[WarmRun | None]:
     """Yield the run of a pipeline that a warm driver has started; None if no driver takes it.
 
-    `variables` are added to the run's environment. The run's output goes to this process's, or, if
-    `is_piped`, to `WarmRun.lines`. If the block ends before the run, the run is killed.
-    `connection` is one of `connect`; None to connect here.
+    `variables` are added to the run's environment. The run's output goes to this process's output
+    or, if `is_piped`, to `WarmRun.lines`. If the block ends before the run, the run is killed.
+    `connection` is a result of `connect`. If it is None, this function connects.
     """
     if connection is None:
         connection = connect(settings, master, delta=delta)
@@ -233,7 +233,7 @@ def warm_run(
 def connect(settings: Settings, master: str, *, delta: bool) -> Connection | None:
     """Return a connection to the driver for a run; None if there is none.
 
-    If the settings say so, a driver is then started for later runs.
+    If there is no driver and the settings say so, a driver is started for later runs.
     """
     if settings.warm not in (USE_WARM, START_WARM) or not is_local(master):
         return None

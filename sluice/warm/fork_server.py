@@ -70,7 +70,7 @@ class _Client:
     connection: socket.socket
     incoming: Incoming = field(default_factory=Incoming)
     request: Request | None = None
-    """None until it has been received."""
+    """None until the request has been received."""
     pid: int = 0
     """The process of the run; 0 before its start."""
     descriptor: int = -1
@@ -92,7 +92,7 @@ class _Client:
 class ForkServer:
     """Takes requests at a listening socket until `limits` are reached or the JVM has ended.
 
-    `jvm` is a connection to the process that keeps the JVM, which ends with the JVM.
+    `jvm` is a connection to the process that keeps the JVM, and ends when the JVM ends.
     """
 
     def __init__(

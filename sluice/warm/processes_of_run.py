@@ -47,7 +47,7 @@ def _members(session: int) -> list[int]:
     for entry in os.scandir("/proc"):
         if not entry.name.isdecimal():
             continue
-        # A process may have ended in between.
+        # The process may have ended since it was listed.
         with suppress(OSError):
             pid = int(entry.name)
             if os.getsid(pid) == session and not _has_ended(pid):

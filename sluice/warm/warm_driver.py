@@ -84,7 +84,7 @@ def import_all() -> None:
     from sluice.topology.expressions import import_parser
 
     import_parser()
-    # The settings of the runs say so themselves if an address is invalid.
+    # If an address is invalid, the runs report it.
     with suppress(SettingsError):
         import_dialect(settings().ledger)
         import_dialect(settings().shards)

@@ -48,7 +48,7 @@ class AirflowUser(Principal):
         self._permissions: dict[tuple[str, _DagMethod], asyncio.Future[bool]] = {}
 
     def renew(self, user: BaseUser) -> None:
-        """Ask for further permissions with the credentials of `user`, which may be newer."""
+        """Use the credentials of `user` from now on: they may be newer than the present ones."""
         self._user = user
 
     @property
@@ -73,7 +73,7 @@ class AirflowUser(Principal):
 
     async def _is_allowed(self, pipeline: str, method: _DagMethod) -> bool:
         permission = self._permissions.get((pipeline, method))
-        # A look-up that has failed is no answer, so the user's next request repeats it.
+        # A failed look-up gives no answer, so the user's next request repeats the look-up.
         if permission is None or (permission.done() and permission.exception() is not None):
             lookup = asyncio.to_thread(airflow_allows, self._user, pipeline, method)
             permission = self._permissions[pipeline, method] = asyncio.ensure_future(lookup)

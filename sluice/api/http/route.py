@@ -201,9 +201,9 @@ class App:
         services: Mapping[str, Any] | None = None,
     ) -> None:
         self._plain: dict[str, dict[str, ParameterReader]] = {}
-        """Path without parameters → HTTP method → the reader of the route."""
+        """Path without parameters → HTTP method → the reader of the route's parameters."""
         self._patterns: list[tuple[re.Pattern[str], dict[str, ParameterReader]]] = []
-        """Patterns of paths with parameters, and as for `_plain`, the readers of the routes."""
+        """Patterns of paths with parameters, and the readers by HTTP method, as in `_plain`."""
         paths: dict[str, dict[str, ParameterReader]] = {}
         for route in routes:
             readers = paths.get(route.path)

@@ -241,7 +241,7 @@ class Routes:
         The function's first parameter is `Stores`. Its other parameters have the names of the
         parameters in the path and in the query string, and type annotations that msgspec supports.
         Parameters with a default are optional. The result is sent as JSON. In a path, `{name:path}`
-        also matches a text with slashes. Set `etag=False` if the answer depends on anything else
+        also matches a text with slashes. Set `etag=False` if the answer depends on anything other
         than the stores.
         """
 
