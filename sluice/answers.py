@@ -72,7 +72,8 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     """A key and its value. In a windowed store, an entry also has the window's `start` and `end`.
 
     In a store that keeps headers, an entry has the `headers` of the record that has last changed
-    it. In such a store of a processor, `headers_by_name` has the headers of each value of the key.
+    it. If this store belongs to a processor, `headers_by_name` has the headers of each value of the
+    key.
     """
 
     key: str
@@ -418,7 +419,7 @@ class PartitionLag(msgspec.Struct, frozen=True):
     end: int
     unread: int
     held: int
-    """How many of the newest records an open transaction of a producer holds back."""
+    """The number of newest records that an open transaction of a producer holds back."""
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
@@ -585,8 +586,8 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     columns: list[HistoryColumn]
     """The parts in which a batch was published or a run ended, oldest first."""
     marks: list[Mark] = []
-    """Changes of the topology or of Sluice's version, and notes such as that the state was
-    restored, oldest first."""
+    """Changes of the topology or of Sluice's version, and notes, for example that the state was
+    restored; oldest first."""
 
 
 class FinishedRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -611,7 +612,7 @@ class FinishedRun(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int | None
     """The peak memory of these processes; None if the driver was killed."""
     state_bytes: int | None
-    """The size of all shards at the end; None if the size of one is unknown."""
+    """The size of all shards at the end; None if the size of a shard is unknown."""
 
 
 class DailyCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -634,7 +635,7 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
 
     at: datetime
     by: str
-    """The user, as Airflow or the operating system knows them; empty if nobody knows who."""
+    """The name of the user in Airflow or in the operating system; empty if it is unknown."""
     action: str
     """The action, such as `run`, `pause`, `replay` or `re-drive`. It is `change` if a run has found
     another topology or version, and for notes, for example that the state was restored."""

@@ -250,8 +250,8 @@ class Queries:
     ) -> Diff:
         """Compare two snapshots of a store.
 
-        Returns how many entries are the same in both, how many have changed, how many of `before`
-        are missing in `after`, how many `after` has added, and examples.
+        Returns how many entries are equal, changed, missing in `after` or added in `after`, and
+        examples.
         """
         return await self._send(
             _query(_path(store, "diff"), Diff, before=before, after=after, pipeline=pipeline)

@@ -66,7 +66,7 @@ def readers_in_files(folder: Path, writer: PlannedPipeline) -> list[Job]:
 
 
 def reader_of(job: Job, writer: str) -> Reader:
-    """Return a planned pipeline as a reader of another one."""
+    """Return a planned pipeline as a reader of another pipeline."""
     stores = stores_read([writer], stores_read_by(job))
     planned = job.pipeline
     return Reader(planned.name, planned.contracts, stores, str(planned.file or ""))

@@ -85,7 +85,7 @@ def expected(records: Iterable[Sample]) -> Results:
             visits.append((page, time_ms))
             stream_time = max(stream_time, time_ms)
             # A late visit is ten minutes old, and a visit out of order at most ten seconds, so
-            # every limit in between tells them apart.
+            # every limit in between tells these two kinds apart.
             if time_ms > stream_time - _LATE_MS // 2:
                 timely.append((page, time_ms))
             else:
@@ -230,7 +230,7 @@ def _utc(text: str) -> datetime:
 
 EXAMPLE = Example(
     name="windows",
-    # One partition, because lateness depends on the other records of a partition.
+    # Each topic has one partition, because lateness depends on the other records of a partition.
     topics=dict.fromkeys(_TOPICS, 1),
     outputs=dict.fromkeys(_OUTPUTS, 1),
     count=900,

@@ -219,7 +219,7 @@ class MatchingLetters:
     markers: dict[tuple[int, int], RedriveMarker] = field(default_factory=dict)
     """Partition and offset of a dead letter → the marker of its re-drive."""
     groups: dict[tuple[str, str], Group] = field(default_factory=dict)
-    """Reason and step → the matching dead letters with both."""
+    """Reason and step → the matching dead letters with this reason and step."""
     failed_again: set[Place] = field(default_factory=set)
     """The positions of re-driven records that have become dead letters again."""
 
@@ -316,7 +316,8 @@ def redrive_markers(
 ) -> dict[tuple[int, int], RedriveMarker]:
     """Return each re-driven dead letter's marker (see `kafka.redrive`) by partition and offset.
 
-    Only for dead letters in the dead-letter topic with the id `topic_id`. Raises the same errors as
+    Include only dead letters in the dead-letter topic with the id `topic_id`. Raises the same
+    errors as
     `chosen_letters`.
     """
     if not topic_ids(kafka, [markers_of(pipeline)], ANSWER_SECONDS):

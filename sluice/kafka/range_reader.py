@@ -3,8 +3,8 @@
 A range can have fewer records than offsets: compaction removes records, and a reader of committed
 records sees neither the markers of transactions nor the records of aborted transactions. Such
 offsets can be at the beginning of a range, at its end, or everywhere. A range has therefore been
-read completely as soon as the reader gets a record behind the range, or reaches the partition's end
-at or behind the range's end.
+read completely as soon as the reader gets a record after the range, or reaches the partition's end
+at or after the range's end.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ _decode_statistics = msgspec.json.Decoder(_Statistics).decode
 class RangeReader:
     """A consumer that reads the committed records of ranges. Use it in a `with` block.
 
-    `settings` are more settings of the consumer. Those of the connection take precedence. If the
+    `settings` are more settings of the consumer. The settings of the connection take precedence. If
+    the
     topic no longer has all records of a range, the reader raises an error or, with `skips_lost`,
     reads the remaining records. `longest_silence_s`: how long the reader waits for records;
     `LONGEST_SILENCE_S` by default.

@@ -144,7 +144,7 @@ def _wait_until_listed(kafka: Mapping[str, str], admin: AdminClient, names: Set[
     until = time.monotonic() + _TIMEOUT_S
     with broker_errors(kafka):
         for name in sorted(names):
-            # Ask for one topic by name, because otherwise the broker would describe all of the
+            # Ask for a topic by name. Otherwise, the broker would describe every topic of the
             # cluster.
             while not _is_listed(admin, name):
                 if time.monotonic() > until:
@@ -314,7 +314,7 @@ def _offsets_since(
     bounds: Mapping[int, tuple[int, int]],
     since_ms: int,
 ) -> dict[int, int]:
-    """Return the offset of each partition's first record at or after `since_ms`, or its end."""
+    """Return each partition's offset of the first record at or after `since_ms`, or its end."""
     times = [TopicPartition(topic, number, since_ms) for number in bounds]
     offsets: dict[int, int] = {}
     for answer in consumer.offsets_for_times(times, _TIMEOUT_S):
@@ -384,7 +384,7 @@ def described_topics(
 
 
 def require_writable(kafka: Mapping[str, str], topics: Collection[str]) -> None:
-    """Raise EngineError if one of the topics does not exist, or if Kafka denies to write to it.
+    """Raise EngineError if one of the topics does not exist, or if Kafka denies writing to it.
 
     Call this to explain why a write fails or takes long. Does nothing if no broker answers.
     """

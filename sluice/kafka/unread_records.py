@@ -178,8 +178,8 @@ def _partitions(
 ) -> tuple[list[TopicPartition], str, frozenset[str]]:
     """Find the partitions of the topics, the address of a broker, and denied topics.
 
-    Topics that do not exist are omitted. Without a pattern, the request names only these topics,
-    however many the cluster has.
+    Topics that do not exist are omitted. If there is no pattern, the request names only these
+    topics, however many the cluster has.
     """
     partitions: list[TopicPartition] = []
     broker = ""

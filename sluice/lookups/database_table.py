@@ -234,7 +234,8 @@ def _first_cause(error: BaseException) -> str:
 
 @cache
 def _engine(connection: str, url: URL) -> Engine:
-    # Each read opens and closes a connection. None stays open while a run waits for records.
+    # Each read opens and closes a connection. No connection stays open while a run waits for
+    # records.
     return create_engine(url, poolclass=NullPool, hide_parameters=True)
 
 

@@ -202,7 +202,7 @@ def _verify_states(ledger: Ledger, ref: GenerationRef, shard: Shard, worker: int
         try:
             return shard.verify_states(newest.batch, newest.published_checksums(worker))
         except DamagedState:
-            # If a run has published a newer snapshot meanwhile, the operator states of this
+            # If a run has published a newer snapshot meanwhile, the operator states of the older
             # snapshot are gone.
             before, newest = newest, ledger.audits.newest(ref)
             if newest is None or newest.batch == before.batch:

@@ -41,7 +41,7 @@ def _with_owner(owner: str) -> Callable[[re.Match[str]], str]:
 
 
 def dashboard(owner: str = "", pipelines: Sequence[str] = ()) -> str:
-    """Return the dashboard for Grafana, as JSON: of all pipelines, or of those of an owner."""
+    """Return the dashboard for Grafana, as JSON: of all pipelines, or of an owner's pipelines."""
     text = DASHBOARD.read_text()
     if not owner:
         return text

@@ -1,7 +1,8 @@
 """Computes a pipeline's new and changed stores from its topics, and keeps its other stores.
 
-The changed stores, and what they need, are computed as a job of their own, in a generation that
-readers do not see, while runs go on. The rows of this generation and the kept rows of the newest
+The changed stores, and the steps that they need, are computed as a separate job, in a generation
+that readers do not see. Meanwhile, runs go on. The rows of this generation and the kept rows of the
+newest
 snapshot then fill the shards of a new generation, which becomes current in one transaction. If the
 driver is killed before this transaction, the next call continues the computation.
 """

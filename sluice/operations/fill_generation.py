@@ -72,8 +72,8 @@ class _Group:
 
     number: int
     inputs: tuple[_Input, ...]
-    """The groups from which the values come. There are several if stores share rows now whose rows
-    were separate before, or if some stores are kept and others computed."""
+    """The groups from which the values come. There are several if stores now share rows that were
+    separate before, or if some stores are kept and others computed."""
     columns: tuple[tuple[int, int], ...]
     """For each store: the index in `inputs` of the group with the store's value, and the value's
     column there."""
@@ -114,7 +114,7 @@ _decode = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 class GroupMerge:
-    """Fills a new generation's shards from those of the old one and of the changed stores."""
+    """Fills a new generation's shards from the old generation and the changed stores."""
 
     def __init__(
         self,
@@ -127,8 +127,9 @@ class GroupMerge:
         self.job, self.old, self.part, self.new = job, old, part, new
         operators = dict(changes.operators)
         if part is not None:
-            # A suppress step holds results back. If a step after it has changed, that step may need
-            # the value that each of these results replaces. The old generation's state may lack
+            # A suppress step holds results back. If a step after the suppress step has changed, it
+            # may need the value that each of these results replaces. The old generation's state may
+            # lack
             # this value, so the suppress step gets the computed state.
             held_back: set[str] = set()
             for operator in part.job.operators:

@@ -70,7 +70,7 @@ def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) 
             ledger.placements.finish_move(change)
         except Refused:
             # The old shards stay in use, so they are unsealed. If a newer move has begun, it has
-            # sealed them for its own copy, and they stay sealed.
+            # sealed the shards for its own copy, and they stay sealed.
             if ledger.placements.is_newest(change):
                 for source in sources:
                     source.seal(sealed=False)

@@ -99,7 +99,7 @@ class Rebuild:
             old = lease.ref
             rebuilding = self.with_topics(ledger, old)
             self._require_kept_interface(ledger, old)
-            # Remove the generation that an earlier rebuild has left if it was killed.
+            # If an earlier rebuild was killed, remove the generation that it has left.
             drop_other_generations(ledger, self.job.pipeline.name, lease.row)
             sources, now = rebuilding._sources(ledger, old)
             history = rebuilding._history(ledger, old, sources, now)
@@ -462,9 +462,9 @@ class Rebuild:
         backup. They are returned as one batch, which has the last batch's number and the records of
         all these batches.
         """
-        # `fence` keeps other drivers from writing, and reads the markers. Without it, a driver that
-        # has not noticed the loss of its lease could write another batch after the markers were
-        # read.
+        # `fence` keeps other drivers from writing, and reads the markers. Without `fence`, a driver
+        # that has not noticed the loss of its lease could write another batch after the markers
+        # were read.
         output = fence(self.settings.kafka, Writer(old, self.job.pipeline.markers))
         formerly = ledger.renames.former_names(self.job.pipeline.name)
         for database in databases_of(self.job, self.settings, formerly).values():
@@ -569,7 +569,7 @@ class ReplayedHistory:
 
 
 def _checksums(audit: Audit | None, history: ReplayedHistory) -> dict[str, str]:
-    """Return the checksums of each worker's state rows, and of operator states if comparable."""
+    """Return each worker's checksums to compare: of state rows and, usually, operator states."""
     if audit is None:
         return {}
     if not history.complete:

@@ -206,7 +206,8 @@ def leftovers_of(job: Job, settings: Settings) -> list[str]:
 def leftover_shards(settings: Settings, ref: GenerationRef, workers: int) -> Iterator[str]:
     """Find the shards of a generation that exist at this process's own addresses.
 
-    The shards of some of the `workers` may be lost, and the generation may have had more workers.
+    Some of the `workers` may have lost their shards, and the generation may have had more workers
+    than these.
     """
     for worker in itertools.count():
         address = location(settings.shards, ref, worker)
@@ -338,8 +339,8 @@ def forget(job: Job, settings: Settings, *, dry_run: bool = False) -> tuple[str,
     """Remove the shards of a pipeline that neither the ledger nor the markers know.
 
     The pipeline's next run then begins anew. Return the addresses of the shards. With `dry_run`,
-    removes nothing. Raise Refused if the ledger knows the pipeline, or if its markers say what was
-    written.
+    removes nothing. Raise Refused if the ledger knows the pipeline, or if the pipeline's markers
+    say what was written.
     """
     name, topic = job.pipeline.name, job.pipeline.markers
     with Ledger.open(settings.ledger) as ledger:

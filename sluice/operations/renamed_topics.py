@@ -50,7 +50,7 @@ _DYNAMIC_TOPIC_CONFIG = 1
 def create_copies(kafka: Mapping[str, str], old: Sequence[str], new: Sequence[str]) -> None:
     """Create an empty topic in `new` for each topic in `old`, with the same settings.
 
-    Topics of the new names, which an earlier call has filled in part, are replaced. The topic of
+    Topics with the new names, which an earlier call has filled in part, are replaced. The topic of
     markers is created even if the old one is missing.
     """
     admin = silent_admin(kafka)

@@ -80,7 +80,7 @@ class Renaming:
     topics: tuple[tuple[str, str], ...]
     """The name of each topic before and after."""
     readers: tuple[str, ...] = ()
-    """The pipelines that read stores of this one."""
+    """The other pipelines that read this pipeline's stores."""
 
     def lines(self) -> Iterator[str]:
         """Describe what changes, in sentences."""

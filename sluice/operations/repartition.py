@@ -2,8 +2,8 @@
 
 Meanwhile, readers use the old generation. The newest snapshot's rows and states go to the worker
 that owns their key, so the topics are not read. The new generation becomes current in one
-transaction at the end; if the driver is killed before, the next call removes the unfinished
-generation.
+transaction at the end; if the driver is killed before this transaction, the next call removes the
+unfinished generation.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def repartition(
             database.fence()
         retry = f"Run it once more with {counted(len(old.workers), 'worker')}: sluice run {name}."
         require_complete(ledger, published, output.last, next_step=retry)
-        # Remove the generation that an earlier call has left if it was killed.
+        # If an earlier call was killed, remove the generation that it has left.
         drop_other_generations(ledger, job.pipeline.name, lease.row)
         ledger.generations.register(new, hidden=True, lease=lease.row)
         with Lease(ledger.leases, new.ref, holder) as new_lease:

@@ -80,7 +80,8 @@ def roll_back(rebuild: Rebuild) -> int:
                     copy.target.seal(sealed=False)
                     epochs.append(copy.target.journal().epoch)
                     checksums.append(copy.target.checksums(snapshot.batch))
-            # A copied shard refuses epochs below the one with which the original was written last.
+            # A copied shard refuses epochs below the epoch with which the original was written
+            # last.
             if max(epochs) >= new_lease.epoch:
                 new_lease.outrank(max(epochs))
             ledger.generations.inherit(

@@ -205,7 +205,8 @@ def _dag(facts: DagFacts, options: RunOptions, alerts: Alerts, warnings: Sequenc
     dag = DAG(
         facts.name,
         schedule=_schedule(facts, options),
-        # A run reads what is unread, whatever its date. So runs for past dates would read nothing.
+        # A run reads all unread records, whatever the run's date. So runs for past dates would read
+        # nothing.
         catchup=False,
         **NO_BACKFILLS,
         max_active_runs=1,

@@ -103,8 +103,8 @@ class SluiceOperator(SparkSubmitOperator):
     connection has the Spark master. `announced` are the stores whose closed windows get an event.
     `continuous` says that Airflow starts a run when the last one has ended.
 
-    Of the run's parameters, uses only `action` (one of `ACTIONS`), the parameters in `LIMITS` and,
-    for a replay, `from` and `until`.
+    Only these parameters of a run are used: `action` (one of `ACTIONS`), the parameters in `LIMITS`
+    and, for a replay, `from` and `until`.
     """
 
     template_fields: Sequence[str] = ()

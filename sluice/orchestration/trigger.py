@@ -144,7 +144,7 @@ class Burst:
         return min(back_off_s, max(_LONGEST_BACK_OFF_S, self.patience_s))
 
     def _waits_for_run(self, lag: Lag, now: float, *, is_lasting: bool) -> bool:
-        """Return whether the last event's run may still read its records, or has just failed."""
+        """Return whether the last event's run may still read the records, or has just failed."""
         if self._fired is None or _reaches(lag.positions, self._fired):
             self.attempts = 0
             return False
@@ -164,7 +164,7 @@ class DueTimers:
 
     patience_s: float
     _fired: int | None = None
-    """The time of the timer of the last event, epoch ms."""
+    """The time of the timer that caused the last event, in epoch ms."""
     _busy_at: float = 0.0
     """The latest time at which an event was due, or a driver was seen at work."""
     _attempts: int = 0
@@ -428,8 +428,8 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
         Return None if `unanswered_s` is less than `SLOT_SECONDS`.
         """
         since = datetime.now(UTC) - timedelta(seconds=unanswered_s)
-        # If a run has failed since then, Airflow has started it, although no driver has taken the
-        # lease.
+        # If a run has failed since the unanswered event, Airflow has started this run, although no
+        # driver has taken the lease.
         if unanswered_s < SLOT_SECONDS or (failed is not None and failed.seen_at >= since):
             return None
         return not_started(self.pipeline, since)

@@ -49,7 +49,8 @@ if TYPE_CHECKING:
 MOST_WINDOWS = 1_000
 """The most windows of a store that a run announces. Later runs announce the rest."""
 _FOREIGN_EVENTS = 20
-"""The most events created by people, such as on Airflow's page, that may follow a run's event."""
+"""The largest number of events created by people, for example on Airflow's page, that may follow a
+run's event."""
 _MEASUREMENT = "announced_until_seconds"
 
 

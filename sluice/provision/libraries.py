@@ -322,7 +322,8 @@ def _run_pip(
 ) -> None:
     """Install a file's requirements; empty wheels stand in for the packages that must stay."""
     lines: list[str] = []
-    # A locked file has the hashes of the packages themselves, so stand-ins would not match them.
+    # A locked file has the hashes of the packages themselves, so the empty wheels would not match
+    # them.
     is_locked = any(b"--hash" in content for content in contents(requirements))
     for package in kept_packages():
         if is_locked:

@@ -1,4 +1,4 @@
-"""Masks secrets: says what is secret in settings and URLs, and shows URLs and texts without it.
+"""Masks secrets: finds the secrets in settings and URLs, and hides them in URLs and texts.
 
 A secret is the password in a URL, and the value of a setting or of a URL's parameter whose name
 says so. A URL is masked by its structure, so that even a short secret is hidden. A text is
@@ -93,7 +93,7 @@ def shown_url(url: str) -> str:
 
 
 def without_log_in(url: str) -> str:
-    """Return host, port and path of a URL: what is neither scheme, log-in nor parameters."""
+    """Return host, port and path of a URL, without scheme, log-in and parameters."""
     parts = _URL.fullmatch(url)
     return url if parts is None else parts["place"]
 

@@ -28,7 +28,7 @@ def importing() -> Iterator[None]:
     """Collect no garbage while the block imports modules, and exclude them from later collections.
 
     Most objects that an import creates live as long as the program. Python's collector would scan
-    them again and again, which takes a fifth of the time of importing PySpark and Sluice, and a
+    them again and again. This takes a fifth of the time of importing PySpark and Sluice, and a
     third of a second when the program ends.
     """
     atexit.register(gc.freeze)

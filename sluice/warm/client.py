@@ -55,7 +55,7 @@ class WarmRun:
     finished: Path
     """The file that the run makes after it has done everything."""
     reader: int = -1
-    """The end of a pipe at which the run's output arrives; -1 if it goes elsewhere."""
+    """The end of a pipe at which the run's output arrives; -1 if the output goes elsewhere."""
     _received: bytearray = field(default_factory=bytearray)
 
     @property

@@ -65,7 +65,7 @@ class Limits:
 
 @dataclass(eq=False)
 class _Client:
-    """A connection, and the run that it has asked for."""
+    """A client's connection, and the run that the client has asked for."""
 
     connection: socket.socket
     incoming: Incoming = field(default_factory=Incoming)

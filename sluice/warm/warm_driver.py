@@ -139,7 +139,7 @@ def _serve_runs(keeper_end: socket.socket) -> NoReturn:
             print(f"{READY}{path}", flush=True)
             status = int(server.serve())
     except BaseException:
-        # The handlers of the process that has forked this one must not run here.
+        # The handlers of the process that has forked this process must not run here.
         traceback.print_exc()
     finally:
         os._exit(status)

@@ -332,7 +332,7 @@ class ParameterReader:
                 values.setdefault(name, []).append(value)
             elif name not in self._names:
                 # The routes of the page are not in the OpenAPI description. They ignore unknown
-                # parameters, because other sites may add some to their links to the page.
+                # parameters, because other sites may add parameters to their links to the page.
                 if self.route.is_described:
                     raise self._unknown(name)
             elif name in values:
