@@ -19,8 +19,7 @@
 | SLUICE_POOL | default_pool | Airflow pool of the pipelines' tasks |
 | SLUICE_SERVER_TOKEN | none | token that callers send to state servers; at least 16 characters |
 | SLUICE_SERVER_TOKEN_FILE | none | file with this token, in place of SLUICE_SERVER_TOKEN |
-| SLUICE_SERVER_TOKEN_ALSO | none | another token that state servers accept, while callers switch to
-a new token |
+| SLUICE_SERVER_TOKEN_ALSO | none | second token that state servers accept, to replace the first |
 | SLUICE_SERVER_CA | the system's certificates | file of CA certificates to verify state servers |
 | SLUICE_URL | http://127.0.0.1:8080 | address of Airflow or of a state server, for sluice query |
 | SLUICE_TOKEN | none | token that sluice query sends |
