@@ -460,7 +460,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     tags: list[str]
     """The tags of the pipeline's DAG in Airflow, apart from Sluice's own tags."""
     owner: str
-    """The owner of the pipeline's DAG in Airflow; empty without a DAG."""
+    """The owner of the pipeline's DAG in Airflow; empty if there is no DAG."""
 
 
 class OverviewSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -737,7 +737,7 @@ class ContractCheck(msgspec.Struct, frozen=True):
 
     topic: str
     has_contract: bool
-    """Whether the contract is known; without it, nothing is checked."""
+    """Whether the contract is known. If it is not, nothing is checked."""
     problems: list[FieldProblem]
 
 

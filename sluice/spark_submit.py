@@ -1,6 +1,7 @@
 """Builds the spark-submit command of a run, for `sluice run` and for Airflow's operator.
 
-Airflow's operator runs the command, which starts Spark's JVM, which starts the driver. `sluice run`
+Airflow's operator runs the command. The command starts Spark's JVM, and the JVM starts the driver.
+`sluice run`
 starts the driver, which starts the JVM with the same options, because both can then start side by
 side.
 
@@ -55,7 +56,7 @@ _ALLOCATORS = {
     # Arrow's allocator would return freed memory after 10 ms. The driver and the workers choose
     # better moments (`support/memory.py`).
     "MIMALLOC_PURGE_DELAY": "10000",
-    # With pages of 2 MB, the driver and the workers need more memory together, and no less CPU
+    # With pages of 2 MB, the driver and the workers together need more memory, and just as much CPU
     # time.
     "MIMALLOC_ALLOW_THP": "0",
 }
@@ -441,7 +442,7 @@ def executor_environment(settings: Settings) -> dict[str, str]:
 def environment(settings: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
     """Return the settings as the driver's environment.
 
-    Unlike arguments, secrets in it do not appear in lists of processes.
+    Unlike arguments, secrets in the environment do not appear in lists of processes.
     """
     spark = find_spark()
     variables = {

@@ -76,7 +76,8 @@ class Client:
     """Queries the REST API at `address`, either with a token or as a user of Airflow.
 
     Methods raise the errors that the server responds with: NotFound, Gone, NotReached, Busy,
-    StateError and QueryError. Without a valid log-in, they raise Refused. Several threads may share
+    StateError and QueryError. If the log-in is not valid, they raise Refused. Several threads may
+    share
     a client.
     """
 

@@ -1,4 +1,4 @@
-"""The topic of re-drives, with a marker for each re-driven dead letter, and the record of its id.
+"""The topic with a marker for each re-driven dead letter, and the record of this topic's id.
 
 If this topic were lost unnoticed, the next re-drive would write every record to its source topic a
 second time. Therefore the topic's id is in the topic of the pipeline's batches, `PIPELINE_markers`,

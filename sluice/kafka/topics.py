@@ -277,7 +277,7 @@ def read_topic(
 ) -> Iterator[Message]:
     """Yield a topic's committed records up to its current end, in the order of each partition.
 
-    With `since_ms`, starts at each partition's first record with this timestamp or a later
+    If `since_ms` is given, starts at each partition's first record with this timestamp or a later
     timestamp. Raises BrokersUnreachable if no broker answers, or no records arrive for
     `longest_silence_s` (see `RangeReader`), and EngineError if the topic cannot be read.
     """
@@ -361,7 +361,7 @@ def described_topics(
 ) -> dict[str, TopicDescription]:
     """Return topic → its description, without the missing topics.
 
-    The request names only these topics. With `with_operations`, the descriptions also list the
+    The request names only these topics. If `with_operations` is set, the descriptions also list the
     operations that this client may do, if the broker can list them.
 
     Raises KafkaException if no broker answers within `seconds`, or if the client may not describe a

@@ -285,7 +285,7 @@ def write_secret(file: Path, text: str) -> None:
 def _secrets() -> dict[str, str]:
     """Return secrets that Airflow's components share.
 
-    Without them, each component would write its own secrets to airflow.cfg.
+    Otherwise, each component would write its own secrets to airflow.cfg.
     """
     return {
         "AIRFLOW__API__SECRET_KEY": secrets.token_urlsafe(32),

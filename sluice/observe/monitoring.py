@@ -114,8 +114,8 @@ def batches(
 ) -> list[answers.BatchHistory]:
     """Return the newest batches of a pipeline's current generation, newest first.
 
-    `airflow` is Airflow's root path. With `since`, return only batches published at this time or
-    later.
+    `airflow` is Airflow's root path. If `since` is given, return only batches published at this
+    time or later.
     """
     snapshots = ledger.snapshots.recent(info.pipeline, limit, since)
     audits = {audit.batch: audit for audit in ledger.audits.recent(info.ref, len(snapshots) or 1)}

@@ -30,7 +30,8 @@ def accept_topics(
 
     Return those that were deleted, or that have lost the newest marker.
 
-    With `restored`, the topics have all of their records again. Otherwise, the next run creates the
+    If `restored` is set, the topics have all of their records again. Otherwise, the next run
+    creates the
     missing topics. If this run repeats a batch whose driver has ended, it writes the batch's
     records to these topics again.
 

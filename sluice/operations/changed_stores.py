@@ -56,7 +56,8 @@ class _State:
 class ChangedStores:
     """Adapts a pipeline's state to its changed file.
 
-    With `from_topics`, new stores may lack records that Kafka has deleted since the other stores
+    If `from_topics` is set, new stores may lack records that Kafka has deleted since the other
+    stores
     read them.
     """
 

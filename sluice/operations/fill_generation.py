@@ -287,8 +287,8 @@ class GroupMerge:
     def _names(self, *, is_kept: bool) -> Mapping[str, Collection[str]]:
         """Return earlier name of an operator or group → its names in the new generation.
 
-        With `is_kept`, earlier names are from the old generation, otherwise from the generation of
-        the changed stores. A group has the name of its first store.
+        If `is_kept` is set, earlier names are from the old generation, otherwise from the
+        generation of the changed stores. A group has the name of its first store.
         """
         names: dict[str, set[str]] = defaultdict(set)
         if is_kept:

@@ -6,7 +6,7 @@ registers the new placement. The old shard stays sealed, and its server answers 
 readers have seen the new placement.
 
 The ledger registers the new placement only if the worker's placement has not changed since the move
-began. If the placement changes while a move is paused, this move therefore neither puts the worker
+began. Therefore, if the placement changes while a move is paused, the move neither puts the worker
 back to an old copy, nor seals or unseals a shard.
 """
 

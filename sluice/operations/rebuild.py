@@ -67,7 +67,7 @@ log = structlog.get_logger()
 class Rebuild:
     """Rebuilds a pipeline's state.
 
-    With `from_topics`, the rebuild may read fewer records than the old generation, because the
+    If `from_topics` is set, the rebuild may read fewer records than the old generation, because the
     topics may have deleted some. `run` promotes the new generation at once, and runs wait for it.
     `replay` builds the new generation beside the current generation while runs go on. The new
     generation stays there until it is dropped or promoted. `promote` repeats the batches that were
@@ -131,7 +131,7 @@ class Rebuild:
 
         A ledger that was lost is recovered from the markers first.
 
-        With `from_topics`, the pipeline may be unknown. Otherwise, raise Refused if the ledger
+        If `from_topics` is set, the pipeline may be unknown. Otherwise, raise Refused if the ledger
         cannot be recovered.
         """
         name = self.job.pipeline.name
@@ -281,7 +281,7 @@ class Rebuild:
     def current(self, ledger: Ledger) -> AbstractContextManager[Lease]:
         """Return the lease of the current generation.
 
-        With `from_topics`, the ledger need not know the pipeline: after it was lost, a rebuild
+        If `from_topics` is set, the ledger need not know the pipeline: after it was lost, a rebuild
         makes the pipeline's first generation.
         """
         name = self.job.pipeline.name
@@ -298,7 +298,8 @@ class Rebuild:
     def with_topics(self, ledger: Ledger, old: GenerationRef) -> Rebuild:
         """Return this rebuild with a job that also names the topics matching its patterns.
 
-        Without `from_topics`, these include the topics that the old generation has read, even if
+        If `from_topics` is not set, these include the topics that the old generation has read, even
+        if
         they no longer exist.
         """
         earlier = None if self.from_topics else old

@@ -338,8 +338,9 @@ def _positions(marker: Marker) -> dict[str, dict[str, int]]:
 def forget(job: Job, settings: Settings, *, dry_run: bool = False) -> tuple[str, ...]:
     """Remove the shards of a pipeline that neither the ledger nor the markers know.
 
-    The pipeline's next run then begins anew. Return the addresses of the shards. With `dry_run`,
-    removes nothing. Raise Refused if the ledger knows the pipeline, or if the pipeline's markers
+    The pipeline's next run then begins anew. Return the addresses of the shards. If `dry_run` is
+    set, remove nothing. Raise Refused if the ledger knows the pipeline, or if the pipeline's
+    markers
     say what was written.
     """
     name, topic = job.pipeline.name, job.pipeline.markers

@@ -91,8 +91,8 @@ def repartition(
             )
         new = msgspec.structs.replace(old, generation=ref.generation, workers=workers)
         require_brokers(settings.kafka)
-        # Fence off other drivers. A driver that does not know that it has lost the lease could
-        # still write a batch, which the new generation would write again.
+        # Fence off other drivers. A driver that has not noticed the loss of its lease could still
+        # write a batch, and the new generation would write this batch again.
         output = fence(settings.kafka, Writer(old.ref, job.pipeline.markers))
         output.require_newest()
         formerly = ledger.renames.former_names(job.pipeline.name)

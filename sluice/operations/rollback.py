@@ -106,7 +106,7 @@ def roll_back(rebuild: Rebuild) -> int:
 
 
 def _earlier(ledger: Ledger, current: GenerationRef) -> GenerationInfo:
-    """Return the newest generation before the current one that has published something."""
+    """Of the generations before the current one, return the newest that has published something."""
     for number in reversed(ledger.generations.numbers(current.pipeline)):
         ref = GenerationRef(current.pipeline, number)
         if number < current.generation and ledger.snapshots.last_batch(ref) is not None:

@@ -63,7 +63,7 @@ def retain_all(params: dict[str, Any]) -> None:
 def _begin_offsets(ledger: Ledger) -> Offsets:
     """Return the oldest offsets of all pipelines' topics.
 
-    Leave out the topics of a cluster that does not answer, so that no history of them is merged.
+    Leave out the topics of a cluster that does not answer, so that their history is not merged.
     """
     connections = KafkaConnections(lambda: settings().pipelines)
     topics_of: dict[str, set[str]] = {}

@@ -232,8 +232,8 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
     It also fires when one of the pipeline's timers on the wall clock is due.
 
     By default, it does not wait for the end of a burst: the run that it starts reads all records
-    that arrive until Spark has started, which takes seconds. With `settle_seconds`, it waits until
-    no record has arrived for that time, but at most `max_wait_seconds`.
+    that arrive until Spark has started, which takes seconds. If `settle_seconds` is set, it waits
+    until no record has arrived for that time, but at most `max_wait_seconds`.
 
     The trigger gets only end offsets from the broker; it reads no records and commits nothing. The
     ledger has the offsets up to which runs have read, and the times at which runs began. After its
@@ -401,7 +401,7 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
     def _may_change_text(self) -> bool:
         """Return whether the text of a failure may change now.
 
-        Without this limit, each new record would change it.
+        Without this limit, each new record would change the text.
         """
         now = time.monotonic()
         if now < self._next_text:

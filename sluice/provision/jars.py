@@ -39,7 +39,7 @@ def _delta(spark: str) -> list[Module]:
 
 def broker_roots(version: str) -> list[Module]:
     """Return the jars of a version of Kafka's broker, without their dependencies."""
-    # Without a binding for slf4j, the broker does not log why it fails.
+    # If a binding for slf4j were missing, the broker would not log why it fails.
     return [
         Module("org.apache.kafka", "kafka_2.13", version),
         Module("org.slf4j", "slf4j-simple", "1.7.36"),

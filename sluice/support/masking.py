@@ -112,7 +112,7 @@ def masked(text: str, secrets: Iterable[str]) -> str:
 
 @lru_cache
 def _words(secrets: frozenset[str]) -> re.Pattern[str] | None:
-    """Return a pattern that matches the secrets that are long enough; None if no secret is."""
+    """Return a pattern that matches the secrets that are long enough; None if all are too short."""
     forms: set[str] = set()
     for secret in secrets:
         for form in _forms(secret):

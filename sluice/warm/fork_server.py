@@ -3,7 +3,7 @@
 It has imported everything that a run needs. It has a single thread, so no fork copies a lock that
 another thread holds. It makes no call that can block: it never calls the JVM, and it reads and
 writes its connections only when they are ready. A run's process has the client's environment,
-folder and output, and leads its own session, so that everything that it has started can be ended
+folder and output. It leads its own session, so that all processes that it has started can be ended
 with it. Therefore, what a run does to its process, such as leaking threads or calling `os._exit`,
 affects neither this process nor other runs.
 
@@ -301,7 +301,8 @@ class ForkServer:
         """Take the client's output, and close everything of the fork server.
 
         The objects are closed, rather than only their descriptors. Otherwise, an object that is
-        deleted later would close its descriptor number, which another object may have got by then.
+        deleted later would close its descriptor number. By then, another object may have this
+        number.
         """
         stdout, stderr = client.incoming.descriptors
         nothing = os.open(os.devnull, os.O_RDONLY)

@@ -33,7 +33,7 @@ def airflow_allows(user: BaseUser, pipeline: str, method: _DagMethod) -> bool:
     try:
         return bool(manager.is_authorized_dag(method=method, details=details, user=user))
     except Exception as error:
-        # An auth manager that asks another server raises the errors of the libraries that it uses.
+        # An auth manager that asks another server raises errors of its own libraries.
         log.exception("Airflow's auth manager has failed")
         raise PermissionUnknown(
             "Airflow's auth manager could not check your permissions."

@@ -39,8 +39,7 @@ class Payload:
     """
 
     member: str
-    """The name of the response's member with this content; empty if the content is the whole
-    body."""
+    """The response's member that has this content; empty if the content is the whole body."""
     content: bytes
     workers: tuple[WorkerStatus, ...]
     cursor: str | None = None
@@ -93,7 +92,7 @@ def age_seconds(since: datetime) -> float:
 
 
 def window_time(ms: int) -> datetime | None:
-    """Return a window's start or end from epoch milliseconds; None in a store without windows."""
+    """Return a window's start or end from epoch milliseconds; None if there is no window."""
     return None if ms == NO_WINDOW else utc_datetime(ms)
 
 
