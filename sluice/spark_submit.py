@@ -7,7 +7,7 @@ side.
 
 A small run spends most of its time loading Java classes. The driver's JVM therefore reads an
 archive of loaded classes, which the first run writes to the folder `SLUICE_JARS`
-(`provision/class_archive.py`), and uses only its fast compiler (C1). Python's tasks read and
+(`provision/class_archive.py`). The JVM uses only its fast compiler (C1). Python's tasks read and
 process the records, so the optimizing compiler would take longer than it saves.
 
 On a cluster, each run sends this package to the executors, which therefore run the driver's version
@@ -70,7 +70,7 @@ QUICK_JVM = (
 
 A run over 10,000 orders takes 13 CPU seconds instead of 23, and 8 with the archive of classes. A
 small young generation uses the same memory again instead of new pages. The heap is small at the
-start, too: by default, it is a 64th of the host's memory, and the JVM fills it with garbage before
+start, too. By default, it is a 64th of the host's memory, and the JVM fills it with garbage before
 it collects any. A JVM whose heap is full ends at once. Otherwise, only one thread would end, and
 the driver might wait for this thread for ever. Netty would start Java's Flight Recorder, which
 nobody reads, with its first buffer."""

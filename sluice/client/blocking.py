@@ -1,7 +1,7 @@
 """The blocking client, made from the asynchronous queries.
 
-Its transport blocks, so the coroutines of `Queries` never suspend: a single step runs each
-coroutine to completion, in the caller's thread and without an event loop.
+Its transport blocks, so the coroutines of `Queries` never suspend. A single step therefore runs
+each coroutine to completion, in the caller's thread and without an event loop.
 """
 
 from __future__ import annotations

@@ -84,8 +84,8 @@ def expected(records: Iterable[Sample]) -> Results:
             time_ms = int(_utc(visit["at"]).timestamp() * 1_000)
             visits.append((page, time_ms))
             stream_time = max(stream_time, time_ms)
-            # A late visit is ten minutes old, and a visit out of order at most ten seconds, so
-            # every limit in between tells these two kinds apart.
+            # A late visit is ten minutes old, and a visit out of order is at most ten seconds old.
+            # Every limit in between tells these two kinds apart.
             if time_ms > stream_time - _LATE_MS // 2:
                 timely.append((page, time_ms))
             else:

@@ -1,10 +1,10 @@
 """Reads ranges of offsets. Hides gaps, ends and errors of partitions from all other modules.
 
-A range can have fewer records than offsets: compaction removes records, and a reader of committed
+A range can have fewer records than offsets. Compaction removes records, and a reader of committed
 records sees neither the markers of transactions nor the records of aborted transactions. Such
 offsets can be at the beginning of a range, at its end, or everywhere. A range has therefore been
-read completely as soon as the reader gets a record after the range, or reaches the partition's end
-at or after the range's end.
+read completely in two cases: the reader gets a record after the range, or reaches the partition's
+end, and this is not before the range's end.
 """
 
 from __future__ import annotations
@@ -152,8 +152,8 @@ class RangeReader:
     def read(self, ranges: Iterable[Range]) -> Iterator[PartitionRecords]:
         """Yield the records of ranges of different partitions, which are read at the same time.
 
-        Raises BrokersUnreachable if no records arrive for `longest_silence_s`, and EngineError if
-        records of a range are no longer in the topic, or for another error of Kafka.
+        Raises BrokersUnreachable if no records arrive for `longest_silence_s`. Raises EngineError
+        if records of a range are no longer in the topic, or for another error of Kafka.
         """
         self._ranges = {}
         for part in ranges:

@@ -34,8 +34,8 @@ class Lag:
     """The end and begin offsets of topics, and the offsets up to which the pipeline has read."""
 
     ends: Offsets
-    """The end offsets for a reader of committed records: if a partition has open transactions, such
-    a reader stops before the first record of the oldest of them."""
+    """The end offsets for a reader of committed records. If a partition has open transactions, such
+    a reader stops before the first record of the oldest transaction."""
     positions: Offsets
     begins: Offsets
     full_ends: Offsets = field(default_factory=dict)
@@ -133,7 +133,7 @@ class Lag:
     def _count(self, topic: str, partition: int, end: int) -> int:
         """Return the number of offsets before `end` that the pipeline has not read."""
         # If the topic was deleted and created again, count at least one record, even if the topic
-        # is empty: a run must start to report the change.
+        # is empty. A run then starts, and reports the change.
         is_new = self.positions.get(topic, {}).get(partition, 0) > end
         return max(end - self._first(topic, partition, end), int(is_new))
 

@@ -156,8 +156,8 @@ def start(
     """Start a broker with its data in `folder`, and wait until it answers.
 
     The broker keeps running after this process ends, until `stop(folder)`. Raises PreflightError if
-    a broker already uses the folder, if the port is in use, if Java or the jars are missing, or if
-    the broker ends or does not answer. In the last two cases, the error has the end of the log.
+    a broker already uses the folder, if the port is in use, or if Java or the jars are missing.
+    Also raises PreflightError, with the end of the log, if the broker ends or does not answer.
     """
     folder = folder.absolute()
     if broker := running(folder):

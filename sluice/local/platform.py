@@ -265,7 +265,7 @@ def clear(home: Path) -> None:
 def _is_ours(session: int, created: float) -> bool:
     """Return whether the processes with this session id belong to the recorded session.
 
-    If the session's first process has ended, the processes belong to the recorded session: a
+    If the session's first process has ended, the processes belong to the recorded session. A
     session's id is not used again while any of its processes is alive.
     """
     try:

@@ -3,7 +3,8 @@
 The changed stores, and the steps that they need, are computed as a separate job, in a generation
 that readers do not see. Meanwhile, runs go on. The rows of this generation and the kept rows of the
 newest
-snapshot then fill the shards of a new generation, which becomes current in one transaction. If the
+snapshot then fill the shards of a new generation. The new generation becomes current in one
+transaction. If the
 driver is killed before this transaction, the next call continues the computation.
 """
 

@@ -122,8 +122,8 @@ class Deployment:
 def compare_generations(ledger: Ledger, pipeline: str) -> Deployment:
     """Compare the generation that a replay has built with the current one.
 
-    Raise EngineError if there is no such generation, and NotFound if the pipeline is not in the
-    ledger or one of the generations has no snapshot yet.
+    Raise EngineError if there is no such generation. Raise NotFound if the pipeline is not in the
+    ledger, or if one of the generations has no snapshot yet.
     """
     number = ledger.generations.current_number(pipeline)
     if number is None:

@@ -105,8 +105,8 @@ class Rebuild:
             history = rebuilding._history(ledger, old, sources, now)
             new = ledger.generations.new(name, self.newest_writer(old))
             ledger.sources.replace(new, sources, lease.row)
-            # If a worker moves while the generation is built, the promotion fails, because the
-            # worker's new shard is at the server from which the worker has moved.
+            # If a worker moves while the generation is built, the promotion fails: the worker's new
+            # shard is at the server that the worker has left.
             places = ledger.placements.epochs(name)
             rebuilding.build(new, history.published)
             # Compare the state before the unpublished batch is built, because that batch has no

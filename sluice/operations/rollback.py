@@ -2,8 +2,9 @@
 
 A promotion keeps the generation that was current before, until the next replay or rebuild. A
 generation number is never used twice: the markers say which generation has written output last. So
-a rollback copies the earlier generation's shards to a generation with a new number, lets it read
-the batches that were published since, without output, and promotes it. The pipeline's file must be
+a rollback copies the earlier generation's shards to a generation with a new number. This generation
+reads the batches that were published since, without output, and is promoted. The pipeline's file
+must be
 that of the earlier generation again.
 """
 

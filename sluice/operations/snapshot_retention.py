@@ -91,9 +91,9 @@ def merge_history(ledger: Ledger, pipeline: str, begins: Offsets) -> int:
 
     Return by how many batches the history is shorter now.
 
-    `begins`: topic → partition → the offset of the oldest record that the topic has. The first
-    batch whose snapshot is kept, or of which the topics still have a record, stays as it is, and so
-    do all batches after it.
+    `begins`: topic → partition → the offset of the oldest record that the topic has. Only batches
+    before the first batch whose snapshot is kept, or of which the topics still have a record, are
+    merged.
     """
     oldest = ledger.snapshots.oldest(pipeline)
     if oldest is None:

@@ -231,8 +231,8 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
 
     It also fires when one of the pipeline's timers on the wall clock is due.
 
-    By default, it does not wait for the end of a burst: the run that it starts reads all records
-    that arrive until Spark has started, which takes seconds. If `settle_seconds` is set, it waits
+    By default, it does not wait for the end of a burst. Spark takes seconds to start, and the run
+    also reads all records that arrive until then. If `settle_seconds` is set, it waits
     until no record has arrived for that time, but at most `max_wait_seconds`.
 
     The trigger gets only end offsets from the broker; it reads no records and commits nothing. The

@@ -2,7 +2,7 @@
 
 A pipeline's `requirements` in a file `sluice.toml` name a file for pip, or an archive of installed
 packages. They are installed once on each host, to a folder of `SLUICE_HOME/libraries` that is named
-by their hash, and stay there until they have not been used for a month.
+by their hash. They stay there until they have not been used for a month.
 """
 
 from __future__ import annotations

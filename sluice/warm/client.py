@@ -1,7 +1,7 @@
 """Gives a run to a warm driver, if there is one for it (`warm/identity.py` says which).
 
-A run that no warm driver takes starts a new driver. So does a run whose warm driver is lost: the
-lost run may have published some batches, and the run in the new driver continues after them.
+A run that no warm driver takes starts a new driver. If a warm driver is lost, its run starts again
+in a new driver, and continues after the batches that it has published.
 """
 
 from __future__ import annotations

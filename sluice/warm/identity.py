@@ -1,7 +1,7 @@
 """Which runs a warm driver may take.
 
 A JVM and imported modules keep settings and code. A warm driver may only take runs with the same
-settings and code. The driver listens at a socket whose name is a digest of both, so a run never
+settings and code. The driver listens at a socket whose name is a digest of both. So a run never
 finds a
 driver of another version, with other settings of Spark, or with other libraries.
 """

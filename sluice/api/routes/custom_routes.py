@@ -7,7 +7,7 @@
         ...
 
 The routes are served under `/v1`. Like all routes, they require a log-in and the permission to read
-the pipeline's DAG, return problem documents for errors, send ETags, and appear in the OpenAPI
+the pipeline's DAG. They return problem documents for errors, send ETags, and appear in the OpenAPI
 description.
 """
 
