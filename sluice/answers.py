@@ -697,7 +697,7 @@ class DeadLetterGroup(msgspec.Struct, frozen=True, kw_only=True):
 
     reason: str
     step: str
-    """An empty text for records that no step has processed."""
+    """The step that failed; an empty text for records that no step has processed."""
     count: int
     redriven: int
     """How many of these dead letters were re-driven."""

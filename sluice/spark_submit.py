@@ -251,7 +251,7 @@ class Interrupted(BaseException):
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], None]]:
-    """Once the block has called the yielded function, raise Interrupted for a signal to end.
+    """Raise Interrupted on SIGINT, SIGTERM or SIGHUP, once the block has called the yielded function.
 
     The terminal sends SIGINT to the command, too. The command ignores it, because PySpark would
     print a traceback.

@@ -38,7 +38,7 @@ def restore(
         Path, typer.Argument(help="The folder of a backup.", exists=True, file_okay=False)
     ],
 ) -> None:
-    """Restore a backup to the ledger and shards in the settings, which must be empty."""
+    """Restore a backup to the ledger and shards in the settings. Both must be empty."""
     from sluice.operations.backups.restore import restore as restore_backup
 
     with errors_as_messages(), out.status("restoring") as status:

@@ -42,7 +42,7 @@ class SubmittedRun:
     has_begun: bool = False
     """Whether the ledger has recorded that this command's user runs the pipeline."""
     asks_warm: bool = True
-    """Whether to ask warm drivers for the run; False once the run may have begun on one."""
+    """Whether to ask warm drivers for the run; False if it may have begun on one."""
 
     def run(self) -> int:
         """Run the driver, and return its status."""

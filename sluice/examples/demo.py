@@ -350,7 +350,7 @@ def _lock(lock: IO[str], home: Path) -> None:
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """Treat the signals that end a process like Ctrl-C."""
+    """Handle signals that end a process in the same way as Ctrl-C."""
 
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt

@@ -54,12 +54,12 @@ _HEADER_BYTES = 10
 """Bytes that are counted for a header in addition to its name and content. A record can have a
 million empty headers."""
 _MOST_DIGITS = 18
-"""The most digits of an offset. Every number of this many digits fits in 64 bits."""
+"""The maximum number of digits of an offset. Every number of this many digits fits in 64 bits."""
 _LAST_PARTITION = 2**31 - 1
 
 Failure = dict[str, str]
 """A failure of a record: its reason, detail, step and time, and the positions of the record and of
-the dead letter. `kafka.redrive` makes a failure from the dead letter's headers."""
+the dead letter. `kafka.redrive` reads a failure from the dead letter's headers."""
 
 
 def topic_of(pipeline: str) -> str:

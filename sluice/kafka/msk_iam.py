@@ -42,7 +42,10 @@ def token(argument: str) -> tuple[str, float]:
 
 
 def provider() -> Any:
-    """Return the class of AWS's library that makes tokens. Raise SettingsError if it is missing."""
+    """Return the class of AWS's library that makes tokens.
+
+    Raise SettingsError if the library is missing.
+    """
     try:
         from aws_msk_iam_sasl_signer import (  # type: ignore[import-not-found]
             MSKAuthTokenProvider,

@@ -3,8 +3,8 @@
 A range can have fewer records than offsets. Compaction removes records, and a reader of committed
 records sees neither the markers of transactions nor the records of aborted transactions. Such
 offsets can be at the beginning of a range, at its end, or everywhere. A range has therefore been
-read completely in two cases: the reader gets a record after the range, or reaches the partition's
-end, and this is not before the range's end.
+read completely in two cases. The reader gets a record after the range, or it reaches the
+partition's end, which is not before the range's end.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class RangeReader:
                 count += self._ranges[partition].end - self._positions[partition]
             messages = self.consumer.consume(min(count, at_once), _WAIT_S)
             records, others = messages, []
-            # Most calls return records only.
+            # Most calls return only records, and no errors or ends of partitions.
             if any(map(Message.error, messages)):
                 records = []
                 for message in messages:

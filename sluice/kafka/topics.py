@@ -451,7 +451,7 @@ def _pairs(headers: Any) -> Headers:
 def records_at(
     kafka: Mapping[str, str], places: Iterable[Place]
 ) -> Iterator[tuple[Place, Message]]:
-    """Yield the committed records at these places, with their places. Leave out empty places.
+    """Yield the committed records at these places, with their places. Leave out lost records.
 
     Raises BrokersUnreachable if no broker answers, and EngineError if a topic cannot be read.
     """

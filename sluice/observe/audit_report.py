@@ -143,7 +143,7 @@ def _verify_shards(ledger: Ledger, info: GenerationInfo, newest: Audit, out: Con
     damaged = False
     before = ledger.quarantine.inspect(info.ref)
     # A worker may have moved since the ledger was first read, so the addresses of the shards are
-    # read again. If a worker moves from now on, `conclude` notices.
+    # read again. If a worker moves from now on, `conclude` detects the move.
     info = ledger.generations.get(info.ref) or info
     for worker in info.workers:
         try:

@@ -125,7 +125,7 @@ def batches(
 def _dead_letters(ledger: Ledger, since: datetime) -> dict[str, dict[str, int]]:
     """Return each pipeline's number of dead letters by reason, the most frequent reason first.
 
-    Counts the snapshots published since a time.
+    Only dead letters of snapshots published since `since` are counted.
     """
     counted: dict[str, Counter[str]] = {}
     # A pipeline that lingers publishes 60,000 snapshots a day, but few of them have dead letters.

@@ -274,7 +274,8 @@ class GroupMerge:
                 stores.update(column.store for column in group.store_columns)
         if self.part is not None and not stores <= self.kept_stores:
             # The ledger has one time up to which the windows of all groups are closed. The computed
-            # groups may have reached an earlier time than the kept groups, so the earlier is taken.
+            # groups may have reached an earlier time than the kept groups, so the earlier time is
+            # taken.
             snapshot = ledger.snapshots.get(self.old.ref, batch)
             positions = snapshot.positions if snapshot else {}
             partitions = {topic: len(of_topic) for topic, of_topic in positions.items()}

@@ -675,7 +675,7 @@ def _steps_within(
 ) -> list[ReplayStep]:
     """Return the steps, with `added_ends` as the ends of added topics.
 
-    All ends are limited to the ranges of offsets.
+    All ends are limited to `ranges`.
     """
     limited: list[ReplayStep] = []
     for step in steps:

@@ -186,7 +186,7 @@ def fence_redrives(kafka: Mapping[str, str], pipeline: str) -> None:
 def copy_redrives(kafka: Mapping[str, str], old: str, new: str) -> None:
     """Copy the markers of re-drives, after their dead letters were copied. May be repeated.
 
-    No process re-drives dead letters by the old name any more: the ledger does not know it.
+    No process re-drives dead letters under the old name any more: the ledger does not know it.
     """
     source, target = markers_of(old), markers_of(new)
     ids = topic_ids(kafka, [source, topic_of(old), target, topic_of(new)])

@@ -12,8 +12,9 @@ address, so shards and topics are copied:
 6. The old shards, the old topics and the old consumer group are deleted.
 
 If a call is killed, the next call goes on: before step 4 it copies again, and after step 4 it does
-what is left. Runs by the old name are refused from step 4 on, and runs by the new name until the
-end. What the pipeline has written to topics and tables stays; the next run takes the tables over.
+what is left. Runs under the old name are refused from step 4 on, and runs under the new name until
+the end. What the pipeline has written to topics and tables stays; the next run takes the tables
+over.
 """
 
 from __future__ import annotations

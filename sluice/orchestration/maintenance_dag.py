@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 def retain_all(params: dict[str, Any]) -> None:
     """Apply retention to every pipeline.
 
-    Raises RetentionFailed at the end if it failed for some pipelines or shards.
+    Raises RetentionFailed at the end if retention failed for some pipelines or shards.
 
     Also records for each pipeline whether retention failed.
     """

@@ -172,7 +172,7 @@ class DueTimers:
     def due(self, next_timer: int | None, clock_ms: float, now: float, *, driven: bool) -> bool:
         """Return whether an event is due at `now`, in seconds of a monotonic clock.
 
-        `clock_ms` is the wall clock.
+        `clock_ms` is the time of the wall clock.
 
         No event is due while a driver runs, because the driver fires the timers itself.
         """

@@ -1,4 +1,4 @@
-"""How long a process has waited for a processor: time that a time limit leaves out."""
+"""How long a process has waited for a processor. A time limit does not count this time."""
 
 from __future__ import annotations
 

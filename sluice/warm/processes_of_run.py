@@ -25,7 +25,7 @@ def be_killed_first() -> None:
 
     Otherwise, it might kill the JVM, and with it all runs.
     """
-    # A container may not allow it.
+    # A container may forbid this.
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")
 

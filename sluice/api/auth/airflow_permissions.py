@@ -26,7 +26,7 @@ def airflow_allows(user: BaseUser, pipeline: str, method: _DagMethod) -> bool:
     """Return whether Airflow lets a user read or edit the DAG of a pipeline.
 
     Block while Airflow reads its database, or asks another server. Raise PermissionUnknown if
-    that fails.
+    Airflow or that server fails.
     """
     details = DagDetails(id=pipeline, team_name=DagModel.get_team_name(pipeline))
     manager: Any = get_auth_manager()

@@ -274,7 +274,8 @@ def _route(
             f"{function.__name__}_parameters", fields, frozen=True, kw_only=True
         )
         answers = (hints["return"],)
-        # A type that msgspec does not support is an error now, and not at the first request.
+        # For a type that msgspec does not support, raise an error now, and not at the first
+        # request.
         msgspec.json.schema_components([parameters, *answers])
     except KeyError as error:
         name_without = error.args[0]

@@ -207,7 +207,7 @@ def _health(
     # The run waits for the registry, or has failed and is repeated until the registry is back.
     if trouble == "waiting" and "registry" in kinds:
         return PipelineHealth.WAITING
-    # Airflow still shows the last run of a retired pipeline as failed. That is no failure any more.
+    # Airflow still shows the last run of a retired pipeline as failed. This is no longer a failure.
     if trouble == "failed" or (state == "failed" and calm != "retired"):
         return PipelineHealth.FAILED
     if trouble == "waiting":
