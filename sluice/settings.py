@@ -143,7 +143,7 @@ class Settings:
         )
 
     def kafka_of(self, connection: str) -> dict[str, str]:
-        """Return a connection's librdkafka settings; those of SLUICE_KAFKA if `connection` is empty.
+        """Return the librdkafka settings of a connection; SLUICE_KAFKA if `connection` is empty.
 
         Raise SettingsError if the environment has no such connection.
         """

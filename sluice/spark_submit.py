@@ -251,7 +251,7 @@ class Interrupted(BaseException):
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], None]]:
-    """Raise Interrupted on SIGINT, SIGTERM or SIGHUP, once the block has called the yielded function.
+    """Raise Interrupted on SIGINT, SIGTERM and SIGHUP after the block called the yielded function.
 
     The terminal sends SIGINT to the command, too. The command ignores it, because PySpark would
     print a traceback.
