@@ -281,7 +281,7 @@ class Pause(msgspec.Struct, frozen=True):
 
     reason: str
     by: str
-    """The user who paused the pipeline; an empty text if nobody knows who it was."""
+    """The user who paused the pipeline; an empty text if the user is unknown."""
     at: datetime
 
 
@@ -406,7 +406,7 @@ class Run(msgspec.Struct, frozen=True):
     attempts: list[Attempt] = []
     """The attempts of the run's task, oldest first; empty in the overview."""
     started_by: str = ""
-    """The user who started the run; an empty text if no user did, or if nobody knows who."""
+    """The user who started the run; an empty text if it was no user, or if the user is unknown."""
 
 
 class PartitionLag(msgspec.Struct, frozen=True):

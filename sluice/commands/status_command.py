@@ -171,7 +171,7 @@ def _problem(same: Sequence[Failure]) -> str:
 def _file_failures(ledger: Ledger, loaded: Loaded, figures: LedgerFigures) -> dict[str, Failure]:
     """Return the failures of the files that this command cannot load or does not find, by pipeline.
 
-    A failure began when a process first recorded it. If no process has recorded it, it begins now.
+    A failure began when a process first recorded it. An unrecorded failure begins now.
     """
     from sluice.state.ledger.failures import Failure
     from sluice.state.ledger.run_ends import gone_files

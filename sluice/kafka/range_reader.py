@@ -403,7 +403,8 @@ def _offsets(messages: Sequence[Message]) -> Integers:
     import numpy as np
 
     first, last = messages[0].offset() or 0, messages[-1].offset() or 0
-    # Offsets increase, so the messages have all offsets in between. There is no need to read each
+    # Offsets increase, so the messages have all offsets between the first and the last. There is no
+    # need to read each
     # message's offset.
     if last - first == len(messages) - 1:
         return np.arange(first, last + 1)

@@ -94,7 +94,7 @@ class DatabaseTable:
         return found
 
     def _read(self, keys: Sequence[str]) -> dict[str, Row]:
-        """Return the rows of these keys in the database. The result has no keys without a row."""
+        """Return the rows of these keys in the database. The result omits keys without a row."""
         values: dict[str, Any] = {}
         for key in keys:
             value = self._key_value(key)

@@ -64,7 +64,7 @@ def repartition(
 ) -> RepartitionResult:
     """Spread a pipeline's state over the workers that it now has. Return the new generation.
 
-    If the number of workers is the same, do nothing, so that a successful call can be repeated.
+    If the number of workers has not changed, do nothing, so that a successful call can be repeated.
     Raise EngineError if there is no published state, if the last batch was interrupted, or if the
     state cannot be divided by key; BrokersUnreachable if no broker answers; LeaseError if a run is
     in progress; DamagedState if the state is not as published.

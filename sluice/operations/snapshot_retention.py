@@ -109,7 +109,7 @@ def merge_history(ledger: Ledger, pipeline: str, begins: Offsets) -> int:
 
 
 def _is_gone(batch: Batch, begins: Offsets) -> bool:
-    """Return whether the topics have none of a batch's records any more.
+    """Return whether all of a batch's records have been removed from the topics.
 
     Return False if one of the topics does not exist.
     """

@@ -1,4 +1,4 @@
-"""Imports the modules that pipelines' tasks need once, before Airflow forks the tasks.
+"""Imports the modules of pipelines' tasks once, before Airflow forks the tasks.
 
 With the LocalExecutor, the processes of tasks are forks of the scheduler's process. A task then
 finds these modules imported. This saves most of the time between the start of the task and the

@@ -75,8 +75,8 @@ class Burst:
     _busy_at: float = 0.0
     """The latest time at which an event was due, a driver was seen at work, or a run failed."""
     _unanswered_since: float | None = None
-    """When the first event was due after a driver was last seen at work; None if there is no such
-    event."""
+    """When the first event since a driver was last seen at work was due; None if none has been due
+    since then."""
     attempts: int = field(default=0, init=False)
     """The number of events since the pipeline last read up to the offsets of an event."""
     _ever: bool = False

@@ -92,7 +92,7 @@ class LoginRequired:
 
 
 async def _user_of(token: bytes, session_user: BaseUser | None) -> AirflowUser | None:
-    """Return the user to whom a token belongs, or None if the token is not or no longer valid."""
+    """Return the user to whom a token belongs; None if the token is invalid or has expired."""
     manager = get_auth_manager()
     try:
         if session_user is not None:

@@ -151,7 +151,7 @@ class StartPause(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Resume(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The body of a request to resume a pipeline, which is empty."""
+    """The empty body of a request to resume a pipeline."""
 
 
 class TopologyQuery(PipelineQuery, frozen=True, kw_only=True):
