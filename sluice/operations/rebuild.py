@@ -698,7 +698,7 @@ def _stops(written: Positions, firsts: Mapping[Partition, int]) -> dict[Partitio
 def is_promoted(ledger: Ledger, current: GenerationRef) -> bool:
     """Return whether nothing is left to promote.
 
-    The current generation is then the last generation that a replay built.
+    If so, the current generation is the last generation that a replay built.
     """
     new = ledger.generations.new(current.pipeline)
     # Numbers are never used twice. If the next number follows the current generation's number, no

@@ -97,7 +97,7 @@ class Burst:
         """Return whether an event is due at `now`, in seconds of a monotonic clock.
 
         No event is due while a driver runs. `is_lasting`: the last run has failed with an error
-        that would end the same run again.
+        with which the same run would fail again.
         """
         # Records that an open transaction holds back are not readable. A run could not read them.
         if lag.readable == 0:

@@ -141,7 +141,8 @@ def run_warm(
     """
     with ExitStack() as stack:
         begin = stack.enter_context(interruptible())
-        # Call `begin` before the run's child processes exist: they must not ignore SIGINT. From now
+        # The run's child processes must not ignore SIGINT, so call `begin` before they exist. From
+        # now
         # on, a signal ends the run.
         begin()
         run = stack.enter_context(

@@ -1,4 +1,4 @@
-"""The process of a warm driver that forks a process for each run.
+"""The fork server: the process of a warm driver from which each run's process is forked.
 
 It has imported everything that a run needs. It has a single thread, so no fork copies a lock that
 another thread holds. It makes no call that can block: it never calls the JVM, and it reads and
