@@ -19,7 +19,7 @@
 | SLUICE_POOL | default_pool | Airflow pool of the pipelines' tasks |
 | SLUICE_SERVER_TOKEN | none | token that callers send to state servers; at least 16 characters |
 | SLUICE_SERVER_TOKEN_FILE | none | file with this token, in place of SLUICE_SERVER_TOKEN |
-| SLUICE_SERVER_TOKEN_ALSO | none | another token that state servers accept, to replace one |
+| SLUICE_SERVER_TOKEN_ALSO | none | second token that state servers accept, to replace the first |
 | SLUICE_SERVER_CA | the system's certificates | file of CA certificates to verify state servers |
 | SLUICE_URL | http://127.0.0.1:8080 | address of Airflow or of a state server, for sluice query |
 | SLUICE_TOKEN | none | token that sluice query sends |
@@ -93,7 +93,7 @@ class Settings:
     audit_queries: bool = False
     """Whether API servers and state servers log who queried which store."""
     registry: dict[str, str] = field(default_factory=dict, repr=False)
-    """The settings of the schema registry's client; empty without a registry."""
+    """The settings of the schema registry's client; empty if there is no registry."""
     connections: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Environment variable → the URL of a database whose tables pipelines write, or in which they
     look up records."""
@@ -143,7 +143,7 @@ class Settings:
         )
 
     def kafka_of(self, connection: str) -> dict[str, str]:
-        """Return the librdkafka settings of a connection; without a name, those of all pipelines.
+        """Return the librdkafka settings of a connection; SLUICE_KAFKA if `connection` is empty.
 
         Raise SettingsError if the environment has no such connection.
         """

@@ -1,7 +1,8 @@
 """Brings a ledger up to date after it, or its newest commits, were lost.
 
-The newest marker in Kafka says which batch was written last, and has what the ledger published with
-this batch; the shards have its state. From both, the ledger gets the batch's snapshot again. Output
+The newest marker in Kafka says which batch was written last, and has the data that the ledger
+published with this batch. The shards have the batch's state. From the marker and the shards, the
+ledger gets the batch's snapshot again. Output
 is not written again, and the topics are not read. If a shard is lost, too, the next run restores
 its state from a standby or from the topics, as always.
 """
@@ -308,9 +309,10 @@ def _positions(marker: Marker) -> dict[str, dict[str, int]]:
 def forget(job: Job, settings: Settings, *, dry_run: bool = False) -> tuple[str, ...]:
     """Remove the shards of a pipeline that neither the ledger nor the markers know.
 
-    The pipeline's next run then begins anew. Return the addresses of the shards. With `dry_run`,
-    removes nothing. Raise Refused if the ledger knows the pipeline, or if its markers say what was
-    written.
+    The pipeline's next run then begins anew. Return the addresses of the shards. If `dry_run` is
+    set, remove nothing. Raise Refused if the ledger knows the pipeline, or if the pipeline's
+    markers
+    say what was written.
     """
     name, topic = job.pipeline.name, job.pipeline.markers
     with Ledger.open(settings.ledger) as ledger:
