@@ -216,8 +216,8 @@ def _missing(
     ledger: Ledger, newest: Snapshot, statement: str, requested: tuple[int, int]
 ) -> NoReturn:
     """Raise Gone if all kept snapshots are newer than the requested one, otherwise NotFound."""
-    # `newest` is from the caller's cache. Retention may have removed this snapshot by now, and the
-    # error must only name snapshots that are kept, so the newest snapshot is read again.
+    # `newest` is from the caller's cache. Retention may have removed that snapshot by now. The
+    # error must only name kept snapshots, so read the newest snapshot again.
     newest = ledger.snapshots.latest(newest.pipeline) or newest
     oldest = ledger.snapshots.oldest(newest.pipeline) or newest
     kept = f"Snapshots {oldest.id} to {newest.id} are kept; leave `as_of` out to read the newest."
@@ -239,8 +239,8 @@ def _time(text: str) -> datetime:
         time = parse_moment("as_of", text)
     except QueryError:
         raise _invalid_read_point(text, *_NO_READ_POINT) from None
-    # Converted to UTC, a time near either end of Python's calendar may lie outside of the calendar,
-    # so it is limited to the calendar's ends.
+    # A time near either end of Python's calendar may leave the calendar when it is converted to
+    # UTC. Limit it to the calendar's ends.
     return min(max(time, _EARLIEST), _LATEST)
 
 

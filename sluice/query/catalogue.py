@@ -174,14 +174,14 @@ class Catalogue:
         if cached is not None:
             newest: PipelineSnapshot | None = cached.value
             if newest is not None and newest.snapshot == snapshot and newest.generation is info:
-                # The same object is returned again, because it has cached pins.
+                # Return the cached object, because it has cached pins.
                 return newest
         return PipelineSnapshot(snapshot, info)
 
     def _generation_of(self, snapshot: Snapshot) -> GenerationInfo | None:
         read_at, snapshot_id, info = self._generations.get(snapshot.pipeline, (0.0, "", None))
-        # Moves and standbys change the workers of a generation without a new snapshot, so the
-        # generation is also read again after some time.
+        # Moves and standbys change a generation's workers without a new snapshot, so the generation
+        # is read again after some time.
         is_recent = self._clock() < read_at + FRESH_SECONDS * _SELDOM
         if info is not None and snapshot_id == snapshot.id and is_recent:
             return info

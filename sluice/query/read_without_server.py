@@ -100,6 +100,6 @@ def _has_utf8_bytes(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:
-        # A lone surrogate has no UTF-8 bytes.
+        # The text has a lone surrogate, which UTF-8 cannot encode.
         return False
     return True

@@ -98,8 +98,8 @@ class OpenWorkers(Generic[W]):
 class Workers:
     """The connections to the workers of all pipelines.
 
-    `served` takes a worker that has a state server. It returns the address at which this process
-    can open the worker's shard directly, or None if another process is that state server.
+    `served` returns the address of a worker's shard if this process's own state server serves the
+    worker. For any other worker, it returns None.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ def _unavailable(info: WorkerInfo, reason: str) -> WorkerStatus:
 
 
 def _missing_copy(info: WorkerInfo) -> str:
-    """Return the error text for a standby that lacks the query's snapshot; empty for no standby."""
+    """Return why the standby cannot answer the query; empty if the worker has no standby."""
     if info.standby is None:
         return ""
     if info.standby.batch < 0:

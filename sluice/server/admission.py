@@ -100,7 +100,7 @@ class Admission:
 class Arrival(asyncio.Protocol):
     """The first protocol of each connection.
 
-    It counts the connection. Then TLS, if any, and HTTP take its place.
+    It counts the connection, and hands it over to TLS, if any, and HTTP.
     """
 
     def __init__(

@@ -156,8 +156,8 @@ def register(ledger: Ledger, configuration: Settings, options: ServerOptions) ->
     """
     place, own = options.place("", 0), identity_of(configuration.shards)
     try:
-        # The certificate need not be verified: with its card, a server proves that it knows the
-        # token, and says which server it is.
+        # The certificate need not be verified. With its card, a description of itself, the server
+        # sends a proof that it knows the token.
         card = server_identity.fetch_card(place.url, place.host_port, verify_certificate=False)
     except StateError as error:
         raise StateError(
