@@ -173,7 +173,7 @@ class Snapshot(OfGeneration, frozen=True, kw_only=True):
     run: str = ""
     """Airflow's name of the run that published the snapshot; empty for a run without a name."""
     due: int | None = None
-    """Epoch ms from which on a batch without records has something to do; None if there is nothing.
+    """Epoch ms from which a batch has work to do even without records; None if it never has.
 
     Such a batch fires wall-clock timers, deletes rows that expire by the clock, or sends results
     because stream time advances with the clock.

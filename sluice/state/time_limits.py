@@ -80,7 +80,7 @@ def acquire(lock: Lock) -> None:
     if lock.acquire(blocking=False):
         return
     left = seconds_left()
-    # A lock waits without a limit for a timeout of -1.
+    # A timeout of -1 means no limit.
     timeout = -1 if left is None else max(left, 0)
     if not lock.acquire(timeout=timeout):
         raise too_slow()

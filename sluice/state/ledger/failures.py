@@ -126,7 +126,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     ) -> Self:
         """Describe `error` as a failure at the current time.
 
-        These secrets and the secrets of this process's settings are masked.
+        `secrets` and the secrets of this process's settings are masked.
         """
         if isinstance(error, SluiceError):
             title, detail, next_step = error.title, first_line(error.detail), error.next_step

@@ -1,4 +1,4 @@
-"""The runs that have ended, and what they cost: each of the last days, and added up by day."""
+"""The runs that ended in the last days, and the daily cost of each pipeline's runs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class FinishedRun(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None
     """The peak memory of these processes; None if the driver was killed."""
     state_bytes: int | None = None
-    """The size of all shards at the end; None if the size of one is unknown."""
+    """The size of all shards at the end; None if the size of a shard is unknown."""
 
     @property
     def seconds(self) -> float:
@@ -60,7 +60,7 @@ class FinishedRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DailyCost(msgspec.Struct, frozen=True, kw_only=True):
-    """What the runs of a pipeline that ended on one day cost."""
+    """The cost of a pipeline's runs that ended on one day."""
 
     pipeline: str
     day: str
@@ -112,7 +112,7 @@ class FinishedRuns(LedgerPart):
         return _run(rows[0]) if rows else None
 
     def costs(self, since: date) -> list[DailyCost]:
-        """Return what the runs of all pipelines cost from a day on, by pipeline and day."""
+        """Return the daily costs of all pipelines from a day on, sorted by pipeline and day."""
         c = COSTS.c
         statement = select(COSTS).where(c.day >= since.isoformat()).order_by(c.pipeline, c.day)
         return [DailyCost(**dict(row)) for row in self._read(statement)]

@@ -117,7 +117,7 @@ class Generations(LedgerPart):
         sources: Iterable[SourcePartition],
         note: str,
     ) -> None:
-        """Make a generation current whose newest snapshot the ledger has lost, with this snapshot.
+        """Publish a snapshot that the ledger has lost, and make its generation current.
 
         Earlier snapshots of the generation that the ledger still has are kept. Raise LeaseError and
         change nothing unless the generation's lease is held in the audit's epoch.
@@ -233,7 +233,7 @@ class Generations(LedgerPart):
         return bool(rows and rows[0]["replayed"])
 
     def retire(self, pipeline: str) -> None:
-        """Note that a pipeline is no longer run, until its next run.
+        """Mark a pipeline as no longer run. Its next run removes the mark.
 
         Raise NotFound if it has never run.
         """
@@ -269,10 +269,10 @@ class Generations(LedgerPart):
         return sorted(row["generation"] for row in self._read(statement))
 
     def new(self, pipeline: str, above: int = 0) -> GenerationRef:
-        """Return a new generation, with a number above `above` that none has had before.
+        """Return a new generation, with a number above `above` that has never been used.
 
-        A driver that has lost its lease may still write to a removed generation, so its number is
-        not used again.
+        A driver that has lost its lease may still write to a removed generation, so the number of a
+        removed generation is not used again.
         """
         newest = above
         # The table of leases also has the generations that were removed.
@@ -309,10 +309,10 @@ class Generations(LedgerPart):
     def forget_pipeline(self, lease: LeaseRow) -> None:
         """Remove a pipeline from the ledger, except its workers, placements and leases.
 
-        The workers stay until `forget_workers`, because their shards still exist. So do their
-        placements: a state server deletes only the shards that the ledger places there. The leases
-        stay, so that a driver that has lost one of them cannot write for a later pipeline of this
-        name.
+        The workers stay until `forget_workers`, because their shards still exist. Their placements
+        stay, too, because a state server deletes only the shards that the ledger places there. The
+        leases stay, so that a driver that has lost one of them cannot write for a later pipeline of
+        this name.
 
         `lease` is the current generation's lease. Raise LeaseError, and change nothing, if it is no
         longer held.

@@ -95,7 +95,7 @@ class Leases(LedgerPart):
             raise
 
     def outrank(self, lease: LeaseRow, epoch: int) -> LeaseRow:
-        """Give a held lease an epoch above `epoch`, with which a lost lease has written a shard.
+        """Give a held lease an epoch above `epoch`, with which another lease has written a shard.
 
         Return the lease with its new epoch. Raise LeaseError if the lease is no longer held.
         """

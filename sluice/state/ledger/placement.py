@@ -203,7 +203,8 @@ def _written_at(placement: Placement | None, ref: GenerationRef, location: str) 
         not location.startswith("http")
         and database_url(location).get_backend_name() == "postgresql"
     ):
-        # Every host reaches the database, so the way through the server would only take longer.
+        # Every host reaches the database, so writing through the state server would only take
+        # longer.
         return location
     return placement.shard(ref)
 

@@ -58,7 +58,7 @@ class Quarantine(LedgerPart):
     def conclude(self, before: Inspection, worker: int, reason: str = "") -> None:
         """Keep readers and writers from opening the worker's shard, for this reason.
 
-        Without a reason, let them open it.
+        If the reason is empty, let readers and writers open the shard.
 
         Raise Refused and change nothing if the worker's quarantine or placement is not the same
         as in `before`.

@@ -77,7 +77,7 @@ class Renames(LedgerPart):
     """The former names in all pipelines."""
 
     def of(self, former: str) -> Rename | None:
-        """Return the renaming of the pipeline that had this name; None if it is no former name."""
+        """Return the renaming of the pipeline with this former name; None if there is none."""
         rows = self._read(
             select(RENAMES).where(RENAMES.c.kind == "pipeline", RENAMES.c.former == former)
         )
@@ -206,7 +206,7 @@ class Renames(LedgerPart):
             connection.execute(update(RENAMES).where(*of_former).values(phase="done"))
 
     def forget(self, former: str) -> bool:
-        """Forget a former name of a pipeline. Return False if it is none."""
+        """Forget a former name of a pipeline. Return False if it is not a former name."""
         with database_errors("Forgetting the name"), transaction(self._engine) as connection:
             of_former = RENAMES.c.kind == "pipeline", RENAMES.c.former == former
             return connection.execute(delete(RENAMES).where(*of_former)).rowcount > 0

@@ -40,8 +40,8 @@ class RemoteWorker:
         self._waiting: dict[
             tuple[int, int, int], dict[str, list[asyncio.Future[msgspec.Raw | None]]]
         ] = {}
-        """Group, store column and batch of a query → the keys that wait for the next call, each
-        with a future for each caller that waits for its value."""
+        """Group, store column and batch of a query → the keys that wait for the next call. Each key
+        has a future for each caller that waits for the key's value."""
         self._calls: set[asyncio.Task[None]] = set()
 
     async def execute(self, query: Query[T]) -> T:

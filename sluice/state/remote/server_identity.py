@@ -111,7 +111,7 @@ def _no_answer(address: str, error: Exception) -> StateError:
 def _is_refused(error: BaseException | None) -> bool:
     """Return whether the host has refused a connection.
 
-    The HTTP client raises its own error because of the system's error.
+    The HTTP client raises its own error, with the system's error as its context.
     """
     return error is not None and (
         isinstance(error, ConnectionRefusedError) or _is_refused(error.__context__)

@@ -42,8 +42,8 @@ FEW_KEYS = 32
 """Up to this number of keys, reading a SQLite file key by key is faster than in one statement."""
 _PAGE_ROWS = 20_000
 _ROWS_PER_KEY = 4
-"""If a page has at least so many rows for each key, the shard is asked for the newest window of
-each key."""
+"""If a page has at least this many rows per key, the newest window of each key is looked up in the
+shard."""
 _BEFORE_ALL = -(2**63)
 """The smallest number that a column of window starts can have."""
 _READ_AT_BEGIN = 100_000
@@ -124,8 +124,8 @@ class LocalShard(Shard):
     def _places_to_look_up(self, ids: RowIds) -> Sequence[int]:
         """Return the places of the rows that may have earlier versions.
 
-        Most windows of a batch are new. They start after the newest window that the shard has of
-        their key, so this window is asked for once per key, and most windows are not looked up.
+        Most windows of a batch are new: they start after their key's newest window in the shard. So
+        only this newest window is looked up for each key, and most other windows need no look-up.
         """
         keys = set(ids.pairs())
         if len(keys) > len(ids) // _ROWS_PER_KEY:
