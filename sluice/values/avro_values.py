@@ -265,8 +265,8 @@ def _record(node: Record, kind: ObjectType, aliases: Aliases, path: str) -> Conv
 
     if node.may_lack_fields:
         return partial(_present_fields, parts)
-    # Use None in place of `unchanged`: calling it for each field would take longer than all the
-    # rest.
+    # Use None in place of `unchanged`: calling `unchanged` for each field would take longer than
+    # the rest of the conversion.
     converts: list[tuple[str, str, Convert | None]] = []
     for name, written_name, convert, _ in parts:
         if convert is unchanged:

@@ -32,7 +32,7 @@ _1970 = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST_DAY = date(1970, 1, 1).toordinal()
 _BITS = {"int": 31, "long": 63}
 LARGEST_FLOAT = 3.4028235677973366e38
-"""Numbers from this one on are too large for a float of 32 bits."""
+"""This number and larger numbers do not fit into a float of 32 bits."""
 _NULL = Primitive("null")
 
 
@@ -308,7 +308,7 @@ def _decimal(node: Decimals, value: Any, path: str) -> bytes:
 
 
 _MOST_SURE = 10**15
-"""A float below this has few enough digits that its text shows exactly these digits."""
+"""Numbers below this have at most 15 digits, so a float's text shows their exact digits."""
 
 
 def _twos_complement(node: Decimals, unscaled: int, value: Any, path: str) -> bytes:

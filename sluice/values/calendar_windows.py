@@ -157,8 +157,8 @@ class CalendarWindow:
         # the first distance is that of the first occurrence.
         first, second = _distances(self.zone, local)
         start = local - first
-        # If the clocks also skip the ends of short periods, the next periods begin earlier than
-        # this.
+        # If the clocks also skip the beginnings of the next, short periods, one of these may begin
+        # before `start`. No period may begin after its successor.
         skipped = second - first
         following = number + 1
         while skipped > 0 and (later := self._local_start(following)) <= local + skipped:

@@ -8,8 +8,8 @@ as `sluice.original.NAME`. Sluice's headers come last, and `sluice.reason` is th
 After them, a dead letter has the headers that Kafka Streams gives its dead letters (KIP-1034), for
 programs that read these. They only repeat Sluice's headers, so Sluice itself ignores them, and
 omits them if the dead letter would be too large. The rejected record may have headers of these
-names, too, for example if Kafka Streams has rejected it before. As in Kafka Streams, these come
-first, and stay.
+names, too, for example if Kafka Streams has rejected it before. As in Kafka Streams, the record's
+headers come first, and stay.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def breaches_text(pipeline: str, found: Sequence[Breach], owners: Mapping[str, s
 
 
 def next_step_of(pipeline: str, found: Sequence[Breach]) -> str:
-    """Return the ways out of a breach."""
+    """Return the next step for a breach."""
     names = readers_in(found)
     first = f"Change {joined(names)} first, and run {'it' if len(names) == 1 else 'them'}"
     retire = f"(or, if it is no longer used: sluice retire {names[0]})"

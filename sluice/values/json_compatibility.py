@@ -69,7 +69,7 @@ def _problem_of_fields(node: Record, kind: ObjectType, path: str) -> str:
             continue
         if each.required and field.default is not NO_DEFAULT:
             return f"{place}: the schema does not require this field, and it has no default"
-        # A property that may be missing need not be null.
+        # That a property may be missing does not mean that it may be null.
         inner = present(field.type) if field.default is None else field.type
         problem = _problem(inner, each.type, place)
         if problem:

@@ -38,8 +38,8 @@ class RegistryFormat:
     metadata: Mapping[str, str] = field(default_factory=dict)
     """If given, values are written with the latest version that has this metadata."""
     pulled: int = 0
-    """The version of the subject that had `schema` when it was pulled; 0 if it was not pulled. The
-    registry of a run may be another one, in which versions and ids have other numbers."""
+    """The version of the subject that had `schema` when it was pulled; 0 if it was not pulled. A
+    run may use another registry, in which versions and ids have other numbers."""
     schema_in: SchemaIn = "prefix"
     """Where written records name their schema. When reading, both places are accepted."""
     registers: bool = False

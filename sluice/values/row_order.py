@@ -90,7 +90,7 @@ def turn_of_timers(stage: int, operator: int) -> bytes:
 
 
 def event_path(path: bytes, operator: str, timer: str, cause: int) -> bytes:
-    """Return the path of results without a causing record: a timer's, or held-back ones.
+    """Return the path of results that no record caused: a timer's results, or held-back results.
 
     `cause` is the number of the record or timer that has set the timer: see `Output.cause`.
     """

@@ -180,7 +180,7 @@ class _Structs:
 
 
 def _in_unions(node: Node) -> Iterator[Record]:
-    """Yield the records that are members of a union, besides other types."""
+    """Yield the records that are members of a union with other records."""
     match node:
         case Union(branches=branches):
             records: list[Record] = []

@@ -72,7 +72,7 @@ class PostgresTable:
 
     @property
     def destination(self) -> str:
-        """The name of the database, whose tables a batch writes all at once."""
+        """The name of the database: one transaction per batch writes its tables."""
         return self.connection
 
     @property
@@ -95,7 +95,7 @@ class PostgresTable:
         return ""
 
     def folded_name(self, name: str) -> str:
-        """Return a form of the name that is the same for all names of the same column."""
+        """Return the folded name. All names of a column have the same folded name."""
         return name
 
     def identity_columns(self, *, is_windowed: bool) -> dict[str, str]:
@@ -181,7 +181,7 @@ class DeltaTable:
         return ""
 
     def folded_name(self, name: str) -> str:
-        """Return a form of the name that is the same for all names of the same column."""
+        """Return the folded name. All names of a column have the same folded name."""
         return name.lower()
 
     def identity_columns(self, *, is_windowed: bool) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Stores values that msgspec and SQL cannot hold as declared: as Structs.
+"""Stores values as Structs if msgspec and SQL cannot hold them as declared.
 
 A pydantic model, and a Struct, dataclass or TypedDict with fields of type Any, become a Struct with
 the same fields. A value of type Any becomes the text of its JSON, which stays as it is in SQL,
