@@ -65,7 +65,7 @@ class AsOf:
             if topic not in topics:
                 raise QueryError(
                     f"`min_position`: the store's pipeline does not read topic {topic[:100]!r}.",
-                    next_step=f"The pipeline reads {', '.join(sorted(topics))}.",
+                    next_step=f"Name a topic that the pipeline reads: {', '.join(sorted(topics))}.",
                 )
 
     def require_reached(self, snapshot: Snapshot) -> None:
@@ -130,7 +130,8 @@ def _of_run(ledger: Ledger, pipeline: str, run: str) -> Snapshot:
     if snapshot is None:
         raise NotFound(
             f"The run {run[:100]!r} has no published snapshot.",
-            next_step="The run found no records to read, or its snapshots are no longer kept.",
+            next_step="Leave `as_of` out to read the newest snapshot. Possible causes: the run found "
+            "no records, or its snapshots are no longer kept.",
         )
     return snapshot
 

@@ -111,7 +111,7 @@ async def entries_of(reader: Reader, pin: Pin) -> AsyncIterator[Entry]:
         reasons = unavailable(page.workers)
         # The entries of an unavailable worker would count as missing or as added.
         if reasons:
-            raise Incomplete(f"Not every worker can be read: {'; '.join(reasons)}")
+            raise Incomplete(f"Some workers cannot be read: {'; '.join(reasons)}")
         for entry in page.entries:
             yield entry
         if page.after is None:

@@ -349,7 +349,9 @@ def _require_times(pin: Pin, within: RowRange) -> None:
         _require_windows(pin, are_there=True)
 
 
-def _require_windows(pin: Pin, *, are_there: bool, next_step: str = "Leave the times out.") -> None:
+def _require_windows(
+    pin: Pin, *, are_there: bool, next_step: str = "Leave `from` and `to` out."
+) -> None:
     if (pin.store.kind == "window") == are_there:
         return
     if are_there:

@@ -36,7 +36,7 @@ class Gate:
             self._inside -= 1
             if isinstance(error, TimeoutError):
                 raise Busy(
-                    f"Other queries have been scanning stores for {WAIT_SECONDS:g} s."
+                    f"The query has waited {WAIT_SECONDS:g} s for other queries that scan stores."
                 ) from None
             raise
 

@@ -178,7 +178,7 @@ class Workers:
                 return [await worker.execute(query)], WorkerStatus(info.number, "ok")
         except TimeoutError:
             # The next queries must not wait for this server again.
-            why = f"Timed out recently; retried after {PAUSE_SECONDS:g} s."
+            why = f"Its state server timed out recently and gets no queries for {PAUSE_SECONDS:g} s."
             self._paused[info.server] = time.monotonic() + PAUSE_SECONDS, why
             return [], _unavailable(info, f"Timed out after {seconds:g} s.")
         except StateError as error:
@@ -213,4 +213,4 @@ def _missing_copy(info: WorkerInfo) -> str:
         return ""
     if info.standby.batch < 0:
         return "Its standby has no complete copy."
-    return f"Its standby only has batch {info.standby.batch}: read as_of=standby."
+    return f"Its standby only has batches up to {info.standby.batch}: read as_of=standby."

@@ -58,7 +58,7 @@ def is_over() -> bool:
 
 def too_slow() -> TooSlow:
     """Return the error of a query that has exceeded its time limit."""
-    return TooSlow(f"The query exceeded the limit of {_THREAD.seconds:g} s.")
+    return TooSlow(f"The query exceeded its time limit of {_THREAD.seconds:g} s.")
 
 
 def check_deadline() -> None:

@@ -337,7 +337,7 @@ def _moment(per_second: int, is_local: bool, value: Any, path: str) -> int:
         return _whole(63, path)(microseconds * (per_second // 1_000_000))
     number, rest = divmod(microseconds, 1_000_000 // per_second)
     if rest:
-        raise UnwritableError(f"{path}: {_shown(value)} has more than whole milliseconds")
+        raise UnwritableError(f"{path}: {_shown(value)} is not a whole number of milliseconds")
     return number
 
 
@@ -361,7 +361,7 @@ def _time_of_day(per_second: int, value: Any, path: str) -> Any:
     seconds = (moment.hour * 60 + moment.minute) * 60 + moment.second
     number, rest = divmod(seconds * 1_000_000 + moment.microsecond, 1_000_000 // per_second)
     if rest:
-        raise UnwritableError(f"{path}: {_shown(value)} has more than whole milliseconds")
+        raise UnwritableError(f"{path}: {_shown(value)} is not a whole number of milliseconds")
     return number
 
 
@@ -408,7 +408,7 @@ def _fixed(node: Fixed, value: Any, path: str) -> bytes:
             raise _unfit(value, node, path) from None
     data = _bytes(value, node, path)
     if len(data) != node.size:
-        raise UnwritableError(f"{path}: {len(data)} bytes are no {described(node)}")
+        raise UnwritableError(f"{path}: {len(data)} bytes are not a {described(node)}")
     return data
 
 

@@ -65,10 +65,10 @@ def _problem_of_fields(node: Record, kind: ObjectType, path: str) -> str:
         field = by_name.get(each.encode_name)
         if field is None:
             if each.required:
-                return f"{place}: the schema does not have this field, and it has no default"
+                return f"{place}: the contract requires this field, but the schema lacks it"
             continue
         if each.required and field.default is not NO_DEFAULT:
-            return f"{place}: the schema does not require this field, and it has no default"
+            return f"{place}: the contract requires this field, but the schema does not"
         # That a property may be missing does not mean that it may be null.
         inner = present(field.type) if field.default is None else field.type
         problem = _problem(inner, each.type, place)

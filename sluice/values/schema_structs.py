@@ -144,7 +144,7 @@ class _Structs:
     def _union(self, node: Union, path: str) -> Any:
         present = node.branches_with_values
         if not present:
-            raise SchemaError(f"{path}: a union without types")
+            raise SchemaError(f"{path}: a union without types other than null has no type in SQL")
         if len(present) > 1 and not all(isinstance(branch, Record) for branch in present):
             raise SchemaError(
                 f"{path}: a union of several types, of which some are not records, has no type in "

@@ -298,7 +298,7 @@ class Generations(LedgerPart):
                 raise StateError(
                     f"Generation {ref.generation} of {ref.pipeline!r} is the current one, which "
                     "readers see.",
-                    next_step="Look at the pipeline's generations: "
+                    next_step="Name another generation. To list them: "
                     f"sluice generations list {ref.pipeline}.",
                 )
             for table in _BY_GENERATION:

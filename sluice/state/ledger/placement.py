@@ -265,9 +265,9 @@ def _generations(connection: Connection, pipeline: str) -> frozenset[GenerationR
 def _overtaken(now: Placement | None, move: Move) -> Refused:
     place = "without a state server" if now is None else f"at {now.host_port}"
     return Refused(
-        f"In the meantime, another command has moved worker {move.number} of {move.pipeline!r}, or "
-        f"has begun to move it. The worker is {place}, and this command has not changed that.",
-        next_step=f"Look where it is: sluice workers {move.pipeline}. "
+        f"While this command ran, another command moved worker {move.number} of {move.pipeline!r}, "
+        f"or began to move it. The worker is {place}, and this command has not changed that.",
+        next_step=f"Look where the worker is: sluice workers {move.pipeline}. "
         "Move it again if it has to be elsewhere.",
     )
 

@@ -151,8 +151,8 @@ class Renames(LedgerPart):
                 raise Refused(
                     f"{row['former']} was renamed to {row['name']}, "
                     f"or its renaming to {row['name']} has begun.",
-                    next_step=f"Choose another name, or look at: sluice rename {row['former']} "
-                    f"{row['name']}.",
+                    next_step="Choose another name. To see what that renaming does: sluice rename "
+                    f"{row['former']} {row['name']}.",
                 )
             connection.execute(insert(RENAMES), _row(name, "pipeline", old, name, "begun"))
 
