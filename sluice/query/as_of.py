@@ -130,8 +130,8 @@ def _of_run(ledger: Ledger, pipeline: str, run: str) -> Snapshot:
     if snapshot is None:
         raise NotFound(
             f"The run {run[:100]!r} has no published snapshot.",
-            next_step="Leave `as_of` out to read the newest snapshot. Possible causes: the run found "
-            "no records, or its snapshots are no longer kept.",
+            next_step="Leave `as_of` out to read the newest snapshot. Possible causes: the run "
+            "found no records, or its snapshots are no longer kept.",
         )
     return snapshot
 

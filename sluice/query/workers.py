@@ -178,7 +178,9 @@ class Workers:
                 return [await worker.execute(query)], WorkerStatus(info.number, "ok")
         except TimeoutError:
             # The next queries must not wait for this server again.
-            why = f"Its state server timed out recently and gets no queries for {PAUSE_SECONDS:g} s."
+            why = (
+                f"Its state server timed out recently and gets no queries for {PAUSE_SECONDS:g} s."
+            )
             self._paused[info.server] = time.monotonic() + PAUSE_SECONDS, why
             return [], _unavailable(info, f"Timed out after {seconds:g} s.")
         except StateError as error:
