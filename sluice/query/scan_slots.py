@@ -14,7 +14,7 @@ WAIT_SECONDS = 10.0
 
 
 class Gate:
-    """Admits `running` queries and queues `waiting` more.
+    """Lets `running` queries run at the same time, and up to `waiting` further queries wait.
 
     Raises Busy for further queries, and after a long wait.
     """

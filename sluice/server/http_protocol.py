@@ -3,7 +3,7 @@
 Without limits, Uvicorn waits forever for the rest of a request. These tricks save CPU time:
 
 - A connection has one timer for all of its limits. The timer is set anew only if a limit ends
-  before the timer fires. Uvicorn starts and cancels a timer for each request.
+  before the timer fires. Uvicorn itself would start and cancel a timer for each request.
 - A request's scope begins as a copy of its connection's scope, and its event is created only if the
   app reads the body.
 - The head of a response is encoded once for all responses with the same headers, and a whole
@@ -193,7 +193,7 @@ class PatientProtocol(HttpToolsProtocol):
             self.send_400_response("Invalid HTTP request received.")
             return
         # The limits are set here rather than while `data` are parsed, because most requests arrive
-        # whole and need none.
+        # whole and need no limits.
         if self._is_in_head:
             if self._head_bytes > _MOST_HEAD_BYTES:
                 self.timeout_keep_alive_handler()
@@ -377,8 +377,8 @@ class _Cycle(RequestResponseCycle):
         if not self.response_started and message["type"] == "http.response.start":
             headers = (*self.default_headers, *message.get("headers", ()))
             head = _head(message["status"], headers, self.keep_alive)
-            # Without a head from `_head`, Uvicorn handles the response: it sends a response of
-            # unknown length, and rejects an invalid response.
+            # If `_head` returns None, Uvicorn handles the response: it sends a response of unknown
+            # length, and rejects an invalid response.
             if head is not None and not self.disconnected:
                 self._begin(message["status"], head)
                 self.transport.write(head.text)

@@ -98,7 +98,7 @@ class ServedShards:
         return location(self._base_url, ref, number)
 
     def _expected(self, ref: GenerationRef) -> GenerationInfo | None:
-        """Return the generation; during a renaming, the one with the pipeline's old name."""
+        """Return the generation, or the generation from which a renaming copies it."""
         info = self._ledger.generations.get(ref)
         if info is None:
             source = self._ledger.renames.source_of(ref)

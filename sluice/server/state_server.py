@@ -59,7 +59,7 @@ class ServerOptions:
     certificate: Path | None = None
     key: Path | None = None
     rest: bool = False
-    """Whether to serve the REST API too, to holders of the token."""
+    """Whether to serve the REST API, too, to clients with the token."""
     take_over: bool = False
     """Whether to take the address over from another server."""
     processes: int = 1
@@ -311,8 +311,7 @@ def uvicorn_config(app: ASGIApp, options: ServerOptions) -> uvicorn.Config:
         ssl_keyfile=options.key,
         http=PatientProtocol,
         loop="uvloop",
-        # Uvicorn treats an app as one of an older ASGI version unless its call is a coroutine
-        # function.
+        # Uvicorn assumes an older ASGI version unless the app's `__call__` is a coroutine function.
         interface="asgi3",
         lifespan="off",
         ws="none",

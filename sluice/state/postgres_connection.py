@@ -114,7 +114,7 @@ def connect(
     """Connect to an address: libpq's text, or parameters, which take precedence.
 
     Both take precedence over this module's defaults, such as `CONNECT_SECONDS`. If `session` is
-    given, the session gets its settings and those in `SESSION`. Without it, each transaction must
+    given, the session gets its settings and those in `SESSION`. Otherwise, each transaction must
     call `set_settings` if it needs settings.
     """
     address = {

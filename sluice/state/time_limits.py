@@ -100,8 +100,8 @@ def held(lock: Lock) -> Iterator[None]:
 def waits_limited(seconds: float | None) -> Iterator[None]:
     """End this thread's waits for PostgreSQL within the block after `seconds` in total.
 
-    With None, a wait ends only if the server is down. If the block is within another block of this
-    kind, the waits end at the earlier of the two times.
+    If `seconds` is None, a wait ends only if the server is down. If the block is within another
+    block of this kind, the waits end at the earlier of the two times.
     """
     before: float | None = getattr(_THREAD, "waits_until", None)
     until = None if seconds is None else time.monotonic() + seconds

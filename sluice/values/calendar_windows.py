@@ -152,9 +152,9 @@ class CalendarWindow:
 
     def _computed_start(self, number: int) -> int:
         local = self._local_start(number)
-        # For a time that the clocks skip, Python's first distance from UTC is that before the
-        # change, and the second is that after the change. For a time that the clocks show twice,
-        # the first distance is that of the first occurrence.
+        # For a time that the clocks skip, `first` is the distance from UTC before the change, and
+        # `second` is the distance after it. For a time that the clocks show twice, `first` is the
+        # distance at the first occurrence.
         first, second = _distances(self.zone, local)
         start = local - first
         # If the clocks also skip the beginnings of the next, short periods, one of these may begin

@@ -88,7 +88,7 @@ def _without_null(kind: inspect.Type) -> tuple[inspect.Type, str]:
     """Return a type without null, and the text `NULLABLE` if the type allows null."""
     if isinstance(kind, inspect.Metadata):
         inner, nullable = _without_null(kind.type)
-        # Without null, keep the metadata, which has the digits of a Decimal.
+        # If the type does not allow null, keep the metadata, which has the digits of a Decimal.
         if nullable:
             return inner, nullable
         return kind, ""

@@ -85,8 +85,8 @@ def streams_headers(
 def _exception(detail: str) -> tuple[str, str | None]:
     """Return the class of the exception that an author's function raised, and its message.
 
-    For a record that was rejected otherwise, return the class of the error that ends a run with
-    `on_error="fail"`.
+    For a record that was rejected for another reason, return the class of the error that ends a run
+    with `on_error="fail"`.
     """
     raised = _RAISED.fullmatch(detail)
     if raised is None:

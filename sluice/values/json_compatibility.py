@@ -27,8 +27,8 @@ _TEXTS = frozenset({"string", "bytes"})
 def json_problem(node: Node, contract: object) -> str:
     """Return why values of a schema may violate a contract; empty if no reason is known.
 
-    A schema says less than a contract: for example, it may not name the form of a text. So only
-    those properties are compared that the schema has.
+    A schema says less than a contract: for example, it may not name the form of a text. So this
+    compares only the properties that the schema has.
     """
     return _problem(node, type_info(contract), "$")
 

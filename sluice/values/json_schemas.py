@@ -78,7 +78,7 @@ class _Parser:
     ) -> Node:
         """Return the node of a schema that is part of the document with the address `base`.
 
-        `name` is that of its record, unless the schema has a title.
+        `name` is the name of the schema's record, unless the schema has a title.
         """
         match schema:
             case True | {} if not schema or schema is True:

@@ -27,14 +27,14 @@ class RegistryFormat:
     problem: str = ""
     """The part of the class that the format lacks."""
     advice: str = ""
-    """What to do about the problem."""
+    """The next step for this problem."""
     record: str = ""
     """The full name of the schema's record."""
     subject: str = ""
     """The subject; if empty, it follows from the strategy."""
     strategy: Strategy = "topic"
     version: Version = None
-    """The version with which values are written; None for the one that has `schema`."""
+    """The version with which values are written; None for the version that has `schema`."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     """If given, values are written with the latest version that has this metadata."""
     pulled: int = 0

@@ -1,4 +1,4 @@
-"""What people have done to pipelines: who did what, and when."""
+"""The actions of people on pipelines, with the user and the time."""
 
 from __future__ import annotations
 

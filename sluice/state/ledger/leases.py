@@ -1,4 +1,4 @@
-"""Leases decide which driver may write: a generation has one, whose epoch fences off others.
+"""Leases decide which driver may write. A lease's epoch fences off drivers that have lost it.
 
 Clocks of different machines are never compared. A live holder keeps incrementing a counter in the
 lease, its beat. A waiting driver measures on its own monotonic clock how long the beat has not

@@ -187,8 +187,8 @@ PLACEMENTS = Table(
     Column("port", Integer, nullable=False),
     Column("tls", Boolean, nullable=False),
 )
-"""The state server of each worker that has one. If a worker has none, every process opens the
-worker's shard itself."""
+"""The state servers of workers. If a worker has no state server, every process opens the worker's
+shard itself."""
 
 PLACES = Table(
     "places",

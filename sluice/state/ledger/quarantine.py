@@ -93,7 +93,7 @@ def replace_quarantine(
     worker: int,
     reason: str,
 ) -> None:
-    """End the quarantine of a worker's shard, or begin one for a reason, within a transaction."""
+    """Begin the quarantine of a shard, or end it if `reason` is empty, within a transaction."""
     connection.execute(
         delete(QUARANTINE).where(of_ref(QUARANTINE, ref), QUARANTINE.c.worker == worker)
     )

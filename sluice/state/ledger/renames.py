@@ -2,7 +2,7 @@
 
 A pipeline is renamed in three phases. `begun`: its shards and topics are being copied, and the
 pipeline is still used by its former name. `switched`: the ledger has the new name, and the copies
-under the former name are being removed. `done`: nothing is left but the former name itself.
+under the former name are being removed. `done`: only the former name itself is left.
 
 Stores and steps have only rows in the ledger, so they are renamed in one transaction.
 """
@@ -128,7 +128,7 @@ class Renames(LedgerPart):
                 )
 
     def begin(self, lease: LeaseRow, name: str) -> None:
-        """Note that a pipeline is about to be renamed. Do nothing if that is noted already.
+        """Note that a pipeline is about to be renamed. Do nothing if this is noted already.
 
         Raise Refused if another pipeline has this name, or had it before it was renamed.
         """

@@ -15,8 +15,8 @@ def begin_run(
     """Record that this process's user runs a pipeline or performs another action.
 
     Raise PausedPipeline if the action reads records and somebody has paused the pipeline. This
-    error does not count as a failure. If the ledger cannot be reached, do nothing: the run reports
-    that.
+    error does not count as a failure. If the ledger cannot be reached, do nothing: the run will
+    report the error.
     """
     # SQLAlchemy's import takes 0.1 s.
     from sluice.state.ledger.ledger import Ledger

@@ -57,7 +57,7 @@ class KeptBatches(NamedTuple):
 
 
 class _ReadCount(msgspec.Struct):
-    """The count of a snapshot's records, without its other counts."""
+    """The number of records that a batch read. The other counts are not decoded."""
 
     read: int = 0
 
@@ -88,7 +88,7 @@ class Snapshots(LedgerPart):
 
         Return False and change nothing if the same batch is already published. Raise LeaseError
         if another driver has taken the lease since the audit's epoch. Raise WentBack if the ledger
-        does not have the batch before. Raise StateError if the batch does not continue the
+        does not have the preceding batch. Raise StateError if the batch does not continue the
         published batches: it is older than the newest snapshot, or has the same number but other
         positions.
         """

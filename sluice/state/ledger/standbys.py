@@ -147,10 +147,10 @@ class Standbys(LedgerPart):
         `place` is the epoch of the worker's present placement. Return the epoch of the new
         placement.
 
-        End the quarantine of the worker's shard, or begin one for the reason `quarantined`.
-        Raise an error, and change nothing: LeaseError if the generation's lease is no longer held
-        in this epoch; Refused if the standby or the worker's placement has changed since it was
-        read.
+        Begin the quarantine of the worker's shard for the reason `quarantined`, or end it if the
+        reason is empty. Raise an error, and change nothing: LeaseError if the generation's lease is
+        no longer held in this epoch; Refused if the standby or the worker's placement has changed
+        since it was read.
         """
         with database_errors("Promoting the standby"), transaction(self._engine) as connection:
             require_epoch(connection, ref, epoch)

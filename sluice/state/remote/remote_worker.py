@@ -35,7 +35,7 @@ class RemoteWorker:
     def __init__(self, address: str, token: str = "") -> None:
         self._address = address
         self._token = token
-        """The token of the state server; empty for that of the settings."""
+        """The token of the state server; if empty, the token from the settings is used."""
         self._client: HttpClient | None = None
         self._waiting: dict[
             tuple[int, int, int], dict[str, list[asyncio.Future[msgspec.Raw | None]]]

@@ -42,7 +42,7 @@ class Driver(Protocol):
     def release(self) -> None:
         """Let each later read see the newest state of the database again.
 
-        Do nothing without an earlier `hold`.
+        Do nothing if `hold` has not been called.
         """
 
     def pinned(self) -> AbstractContextManager[None]:

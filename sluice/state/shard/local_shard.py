@@ -79,11 +79,11 @@ class LocalShard(Shard):
     def create(cls, url: str, *, anew: bool = False, continued: bool = False) -> Self:
         """Open a shard for writing, and create it if it does not exist.
 
-        Without `anew` and `continued`, call this only for a generation without a snapshot.
-        Otherwise, an empty shard would take the place of a lost shard. With `anew` or `continued`,
-        the shard is sealed, to be filled from another shard. If there is a sealed shard already,
-        `anew` replaces it, and `continued` keeps its rows. If there is a shard in use, both raise
-        Refused.
+        If neither `anew` nor `continued` is set, call this only for a generation without a
+        snapshot. Otherwise, an empty shard would take the place of a lost shard. With `anew` or
+        `continued`, the shard is sealed, to be filled from another shard. If there is a sealed
+        shard already, `anew` replaces it, and `continued` keeps its rows. If there is a shard in
+        use, both raise Refused.
         """
         # An old sealed shard may be at this address, such as one that was moved away from here.
         if anew or (continued and not _is_copy(url)):

@@ -237,8 +237,9 @@ class Shard(Protocol):
     ) -> int | None:
         """Return the earliest time later than `after` at which a state of the operator is due.
 
-        The times are in ms. None if no state has such a time. The states are those as of the batch
-        before `before`. `clock` is `due` for stream time, or `wall` for the wall clock.
+        The times are in ms. Return None if no state is due after `after`. The states are those as
+        of the batch before `before`. `clock` is `due` for stream time, or `wall` for the wall
+        clock.
         """
 
     def write_states(
