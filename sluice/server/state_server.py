@@ -117,8 +117,8 @@ def claim(
             if ledger.snapshots.last_batch(info.ref) is not None:
                 place = location(configuration.shards, info.ref, number)
                 try:
-                    # If the worker is at this server already, its shard is not compared with the
-                    # ledger, so that a damaged shard does not keep the server from starting.
+                    # If the worker is at this server already, do not compare its shard with the
+                    # ledger. Otherwise, a damaged shard would keep the server from starting.
                     if is_here:
                         LocalShard.open(place).close()
                     else:

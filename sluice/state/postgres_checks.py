@@ -2,7 +2,8 @@
 
 Sluice's connections keep settings and prepared statements for a whole session. A connection pooler
 that gives each transaction another connection, such as PgBouncer with `pool_mode=transaction`,
-would mix them up between connections: a statement would then read the tables of another shard.
+would mix up the settings and statements of several connections. A statement would then read the
+tables of another shard.
 """
 
 from __future__ import annotations

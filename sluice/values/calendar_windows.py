@@ -67,12 +67,12 @@ class Period:
 class CalendarWindow:
     """Windows `[start, end)` of `periods` calendar periods; a window begins with each period.
 
-    Periods of milliseconds are counted from midnight of 1 January 1970 on the zone's clocks, weeks
-    from Monday, 5 January 1970, months and years from January 1970, each plus the offset. If the
-    clocks are set forward over the beginning of a period, the period begins later, by as much as
-    the clocks skip. If the clocks are set back and show the beginning twice, the period begins the
-    first time. A period that the clocks skip has no window. A period never begins after its
-    successor.
+    Periods of milliseconds are counted from midnight of 1 January 1970 on the zone's clocks. Weeks
+    are counted from Monday, 5 January 1970; months and years from January 1970. The offset is added
+    to these times. If the clocks are set forward over the beginning of a period, the period begins
+    later, by as much as the clocks skip. If the clocks are set back and show the beginning twice,
+    the period begins the first time. A period that the clocks skip has no window. A period never
+    begins after its successor.
     """
 
     period: Period

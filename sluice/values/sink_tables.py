@@ -40,8 +40,8 @@ class PostgresTable:
     Each batch is written exactly once, in one transaction of the database.
 
     With `key="shop"`, the column `shop` holds the record's key, and the table has one row per key
-    (or per key and window): a record replaces the row of its key, and a record with a null value
-    deletes the row. Without `key`, every record of a stream appends a row, and the columns
+    (or per key and window). A record replaces the row of its key, and a record with a null value
+    deletes the row. If `key` is not given, every record of a stream appends a row. The columns
     `_topic`, `_partition`, `_offset` and `_row` say from which source record the row comes. A
     `Table` of the pipeline cannot be written without `key`.
 
@@ -116,8 +116,8 @@ class DeltaTable:
     `"s3a://lake/shop/totals"`. Spark must be able to write there.
 
     With `key="shop"`, the column `shop` holds the record's key, and the table has one row per key
-    (or per key and window): a record replaces the row of its key, and a record with a null value
-    deletes the row. Without `key`, every record of a stream appends a row, and the columns
+    (or per key and window). A record replaces the row of its key, and a record with a null value
+    deletes the row. If `key` is not given, every record of a stream appends a row. The columns
     `_topic`, `_partition`, `_offset` and `_row` say from which source record the row comes. A
     `Table` of the pipeline cannot be written without `key`.
 

@@ -104,9 +104,9 @@ class Audit(OfGeneration, frozen=True, kw_only=True):
     shards are written; `audit`; and `output`. A replayed batch has no `start`, and a batch that was
     copied from another generation has no phases."""
     step_rows: dict[str, int] = msgspec.field(default_factory=dict)
-    """`received/STEP/INPUT` → the number of rows that a step got from its input with this index,
-    and `results/STEP` → the number of rows that the step passed on. There are no counts for steps
-    whose rows cannot be counted exactly, or for batches of earlier versions of Sluice."""
+    """`received/STEP/INPUT` → the number of rows that a step got from its input with this index.
+    `results/STEP` → the number of rows that the step passed on. There are no counts for steps whose
+    rows cannot be counted exactly, or for batches of earlier versions of Sluice."""
 
     @property
     def is_written(self) -> bool:

@@ -2,9 +2,9 @@
 
 A copy is filled in pages. Until it is complete, the copy is sealed, so that no run writes to it.
 Each row comes with its digest, which the copy checks before it stores the row. At the end, the copy
-gets its journal (a shard's list of its batches and their checksums), and all of its rows are read
-and compared with the checksums of a snapshot. If the copying of a whole shard is interrupted, the
-next attempt continues after the last copied row.
+gets its journal, which lists the shard's batches and their checksums. All rows of the copy are then
+read and compared with the checksums of a snapshot. If the copying of a whole shard is interrupted,
+the next attempt continues after the last copied row.
 """
 
 from __future__ import annotations
@@ -240,8 +240,7 @@ class NewShard:
 
 
 def copy_answers(source: Shard, target: Shard) -> None:
-    """Copy the answers that a sealed shard lacks; remove those that are not in the source any
-    more."""
+    """Copy the answers that a sealed shard lacks. Remove those that are not in the source."""
     oldest = source.answers(None, 1)
     newest = target.last_places().answer
     # Begin with the newest time that the target has: several answers may have this time, and an

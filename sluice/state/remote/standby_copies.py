@@ -141,9 +141,9 @@ def promote_standby(
     older copy is promoted too: it is quarantined, and the next run restores the state from the
     topics.
 
-    Raise NotFound if the worker has no standby; DamagedState if the copy is damaged; and Refused if
-    the copy is older than the newest snapshot, or if the worker's placement or its standby has
-    changed meanwhile.
+    Raise NotFound if the worker has no standby, and DamagedState if the copy is damaged. Raise
+    Refused if the copy is older than the newest snapshot, or if the worker's placement or standby
+    has changed meanwhile.
     """
     place = ledger.placements.epochs(ref.pipeline).get(number, 0)
     info, batch = ledger.generations.get(ref), ledger.snapshots.last_batch(ref)

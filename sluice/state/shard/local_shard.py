@@ -308,8 +308,8 @@ class LocalShard(Shard):
         """Yield a write transaction of a lease's holder. It fences off holders of older leases.
 
         Raise EngineError if one of the operators has already written a newer batch. That happens
-        because Spark gives up a task if it cannot reach the task's executor, but the executor may
-        still reach the shard, even after the next batch has begun.
+        because Spark gives up a task if it cannot reach the task's executor. The executor may still
+        reach the shard, even after the next batch has begun.
         """
         with self._driver.transaction():
             if self._driver.is_sealed():
