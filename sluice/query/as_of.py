@@ -47,7 +47,7 @@ class AsOf:
         return self.min_snapshot is not None or bool(self.min_positions)
 
     def is_reached(self, snapshot: Snapshot) -> bool:
-        """Return whether a snapshot has reached the bounds."""
+        """Return whether a snapshot has reached the minimum snapshot and positions."""
         if self.min_snapshot is not None:
             reached = snapshot.generation, snapshot.batch
             if reached < parse_snapshot(self.min_snapshot):
@@ -69,7 +69,7 @@ class AsOf:
                 )
 
     def require_reached(self, snapshot: Snapshot) -> None:
-        """Raise NotReached, with the snapshot's progress, if it has not reached the bounds."""
+        """Raise NotReached, with the snapshot's progress, if it has not reached the minimum."""
         if self.is_reached(snapshot):
             return
         unread: list[str] = []

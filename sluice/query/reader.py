@@ -318,7 +318,7 @@ class Reader:
                 for result, _ in outcomes:
                     results += result
                 statuses = tuple(status for _, status in outcomes)
-        # Retention may have removed rows of the snapshot while the workers were read.
+        # Retention may have removed rows of the snapshot while the workers were queried.
         await self.catalogue.require_kept(pin.snapshot.ref, pin.snapshot.batch)
         return results, statuses
 
@@ -327,7 +327,7 @@ class Reader:
     ) -> tuple[list[T], tuple[WorkerStatus, ...]]:
         """Query the workers one after the other, then the standbys, until one is available.
 
-        The result is right only for a global table, which is the same on every worker.
+        This is correct only for a global table, which is the same on every worker.
         """
         unavailable: list[tuple[WorkerInfo, WorkerStatus]] = []
         for info in sorted(workers, key=lambda info: not self.workers.is_here(info)):

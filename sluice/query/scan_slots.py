@@ -16,7 +16,7 @@ WAIT_SECONDS = 10.0
 class Gate:
     """Lets `running` queries run at the same time, and up to `waiting` further queries wait.
 
-    Raises Busy for further queries, and after a long wait.
+    Raises Busy if there are more queries, or if a query waits too long.
     """
 
     def __init__(self, running: int = RUNNING, waiting: int = WAITING) -> None:

@@ -438,8 +438,8 @@ def _head(status: int, headers: Headers, keep_alive: bool) -> _Head | None:
 class _Outbox:
     """The connections of an event loop that have data to send at the end of its iteration.
 
-    All responses are then sent directly one after the other. Otherwise, a client on the same
-    machine would interrupt the server after each response.
+    At this end, all responses are sent directly one after the other. Otherwise, a client on the
+    same machine would interrupt the server after each response.
     """
 
     def __init__(self) -> None:

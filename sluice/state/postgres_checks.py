@@ -29,7 +29,7 @@ _DURABILITY = """SELECT current_setting('fsync'), current_setting('full_page_wri
 
 
 def require_usable(url: URL, what: str, variable: str) -> None:
-    """Raise SettingsError for a pooler of transactions, and StateError for a read-only server.
+    """Raise SettingsError for a pooler in transaction mode, and StateError for a read-only server.
 
     `what` names the content of the database, such as "shards", and `variable` the environment
     variable with its address. Do nothing for SQLite.
@@ -123,8 +123,8 @@ def _is_mixed_up(first: Any, second: Any) -> bool:
             connection = (first, second)[number]
             (process,) = connection.execute("SELECT pg_backend_pid()", prepare=False).fetchone()
             processes[number].add(process)
-            # Most poolers are recognized after the first two queries. Another query may find no
-            # free process in the pooler.
+            # Check after each query: most poolers are recognized after two queries, and a further
+            # query may find no free process in the pooler.
             if len(processes[number]) > 1 or processes[0] & processes[1]:
                 return True
     return False

@@ -44,7 +44,7 @@ from sluice.values.registry_formats import RegistryFormat
 from sluice.values.stored_values import JsonText
 
 Convert: TypeAlias = Callable[[Any], Any]
-"""Turns a value as written into plain data of the contract's type."""
+"""Converts a value, in the writer's type, to plain data of the contract's type."""
 
 UNITS = {"millis": 1_000, "micros": 1_000_000, "nanos": 1_000_000_000}
 """The suffix of a logical type of times → its units in a second."""
@@ -71,7 +71,7 @@ class Aliases:
     by_field: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """`Record.field` → its aliases."""
     enum_defaults: Mapping[str, str] = field(default_factory=dict)
-    """Name of an enum → the symbol that stands for symbols that the contract lacks."""
+    """Name of an enum → the symbol that replaces symbols that the contract lacks."""
 
     @classmethod
     def of(cls, values: RegistryFormat) -> Aliases:

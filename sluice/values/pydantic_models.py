@@ -170,7 +170,7 @@ def instance(model: Any, fields: Mapping[str, Any]) -> Any:
 
 
 _DEEPEST = 40
-"""Limit for nested models; a model that exceeds it is assumed to contain itself."""
+"""How deep models may be nested. A model that exceeds this limit is assumed to contain itself."""
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class RegistryFormat:
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """`Record.field` → the names that the field had in earlier versions."""
     enum_defaults: Mapping[str, str] = field(default_factory=dict)
-    """Name of an enum → the symbol that stands for symbols that the enum's schema lacks."""
+    """Name of an enum → the symbol that replaces symbols that the enum's schema lacks."""
     references: tuple[ReferredSchema, ...] = ()
     validates: bool = False
     """Whether JSON is also checked against the registered schema, not only against the contract."""

@@ -46,7 +46,7 @@ END_OF_RECORD = START + _END
 
 
 def end_path(path: bytes) -> bytes:
-    """Return the path after all rows of the same record that were re-keyed as often as this row."""
+    """Return the path after all rows of the record that have as many re-keyings as this row."""
     return path[: len(path) - len(path.lstrip(_REKEYED))] + END_OF_RECORD
 
 

@@ -77,7 +77,8 @@ class FinishedRuns(LedgerPart):
     def add(self, run: FinishedRun, totals: Sequence[Measurement] = ()) -> None:
         """Add a run, and add `totals` to its pipeline's totals, in one transaction.
 
-        Forget runs that are older than `KEPT`, and the oldest beyond `MOST_RUNS`.
+        Forget runs that are older than `KEPT`, and the oldest runs if there are more than
+        `MOST_RUNS`.
         """
         with database_errors("Adding a run"), transaction(self._engine) as connection:
             connection.execute(delete(FINISHED_RUNS).where(_is_of(run)))
@@ -134,7 +135,8 @@ class FinishedRuns(LedgerPart):
 def topology_hash(info: GenerationInfo) -> str:
     """Return a hash of the definitions that compute a generation's state.
 
-    It changes when a change of the pipeline's file changes stores, steps, functions or contracts.
+    The hash changes if a change of the pipeline's file affects stores, steps, functions or
+    contracts.
     """
     parts = [info.description, info.operators, info.functions, info.contracts, info.outputs]
     return hashlib.sha256(as_json(parts).encode()).hexdigest()[:12]

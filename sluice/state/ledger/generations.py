@@ -149,10 +149,9 @@ class Generations(LedgerPart):
         """Make a generation the current generation. Raise NotFound if it was never registered.
 
         `lease` is the lease of the generation to be replaced, and `places` are the epochs of the
-        workers' placements when the new generation's shards were filled. Change nothing, but
-        raise LeaseError, if the lease is no longer held, or Refused if a placement has changed. A
-        `note` is kept with the name of the run. `replayed` says that a replay has built the
-        generation.
+        workers' placements when the new generation's shards were filled. Change nothing and raise
+        LeaseError if the lease is no longer held, or Refused if a placement has changed. A `note`
+        is kept with the name of the run. `replayed` says whether a replay has built the generation.
         """
         registered = select(GENERATIONS).where(of_ref(GENERATIONS, ref))
         with database_errors("Promoting the generation"), transaction(self._engine) as connection:
@@ -160,8 +159,8 @@ class Generations(LedgerPart):
                 require_epoch(connection, lease.ref, lease.epoch)
             if connection.execute(registered).first() is None:
                 raise NotFound(f"Pipeline {ref.pipeline!r} has no generation {ref.generation}.")
-            # If a worker was moved since the shards were filled, its shard of the new generation is
-            # still at the server from which the worker was moved.
+            # If a worker was moved after the shards were filled, its shard of the new generation is
+            # still at the old server.
             if places is not None and epochs_of(connection, ref.pipeline) != places:
                 raise Refused(
                     f"A worker of {ref.pipeline!r} was moved while generation {ref.generation} "

@@ -28,7 +28,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     pid: int
     process: str
-    """Identifies the process across reboots of its machine; empty if unknown."""
+    """Identifies the process, even after a reboot of its machine; empty if unknown."""
     run: str = ""
     """The driver's Airflow run."""
 

@@ -17,7 +17,7 @@ from sluice.state.ledger.ledger_part import LedgerPart
 from sluice.state.ledger.ledger_tables import PAUSES
 
 LONGEST_REASON = 500
-"""The most characters of a reason."""
+"""The maximum length of a reason, in characters."""
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True):

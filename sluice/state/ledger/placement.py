@@ -137,7 +137,8 @@ class Placements(LedgerPart):
         began, or another move was begun, or the pipeline has other generations now.
         """
         with database_errors("Moving the worker"), transaction(self._engine) as connection:
-            # In PostgreSQL, the lock makes a move that begins now wait until this move has ended.
+            # In PostgreSQL, another move that begins now waits for this lock until this move has
+            # ended.
             if _epoch(connection, move, lock=True) != move.epoch:
                 raise _overtaken(_of_pipeline(connection, move.pipeline).get(move.number), move)
             # A shard of a new generation has not been moved, so a run would not find it.

@@ -48,9 +48,9 @@ Kind = Literal["pipeline", "store", "step"]
 Phase = Literal["begun", "switched", "done"]
 
 _COPIED = (WORKERS, LEASES, PLACEMENTS, PLACES)
-"""The tables whose rows stay under the former name. The shards of the workers there still exist,
-and their state servers serve them until they are removed. The leases stay, so that a driver that
-has lost one of them cannot write for a later pipeline of the former name."""
+"""The tables whose rows stay under the former name. The workers' shards under that name still
+exist, and their state servers serve them until they are removed. The leases stay, so that a driver
+that has lost one of them cannot write for a later pipeline of the former name."""
 _LEFT_BY_ATTEMPTS = (FAILURES, MEASUREMENTS, SIZES, NOTES, PAUSES, ACTIVITIES)
 """The tables that may have rows for a pipeline that has published nothing."""
 
@@ -178,7 +178,7 @@ class Renames(LedgerPart):
                 if "pipeline" in table.c and table not in _COPIED:
                     renamed = update(table).where(table.c.pipeline == old)
                     connection.execute(renamed.values(pipeline=name))
-            # The next run registers the file, in which somebody has to change the name first.
+            # Somebody has to change the name in the file. The next run then registers the file.
             files = update(GENERATIONS).where(GENERATIONS.c.pipeline == name)
             connection.execute(files.values(file=""))
             _copy_leases(connection, old, name)

@@ -165,7 +165,7 @@ class Snapshots(LedgerPart):
         )
         newest = select(PIPELINES.c.pipeline, PIPELINES.c.generation, last)
         # With this condition, the database reads only the newest snapshots. With a join, SQLite
-        # would read them all.
+        # would read all snapshots.
         key = tuple_(SNAPSHOTS.c.pipeline, SNAPSHOTS.c.generation, SNAPSHOTS.c.batch)
         return self._snapshots(select(SNAPSHOTS).where(key.in_(newest)))
 
@@ -350,7 +350,7 @@ _IS_CURRENT = and_(
 
 
 def _end_of_current(end: Callable[[Any], Any]) -> ScalarSelect[Any]:
-    """Select the first or the last batch, by `end`, of the generation in `PIPELINES`."""
+    """Select the first or the last batch of the generation in `PIPELINES`, with `end`."""
     batches = select(end(SNAPSHOTS.c.batch)).where(_IS_CURRENT)
     return batches.correlate(PIPELINES).scalar_subquery()
 

@@ -95,7 +95,7 @@ class EntryWithHeaders(Entry, frozen=True, array_like=True):
 def entry_with_headers(row: StateRow) -> Entry | None:
     """Return the entry of a state row in a store that keeps headers.
 
-    Return None for a tombstone, or a null.
+    Return None for a tombstone, or if the value is null.
 
     Raise StateError if the row is damaged.
     """

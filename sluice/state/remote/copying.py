@@ -253,8 +253,8 @@ def copy_answers(source: Shard, target: Shard) -> None:
 def _finish_copy(copy: Shard, journal: Journal, as_of: int, published: Checksums | None) -> None:
     """Give a copy its journal, remove batches after `as_of`, and read all of its rows.
 
-    Raise DamagedState if the rows differ from the published checksums. If `published` is None,
-    compare the rows with the journal's checksums.
+    Raise DamagedState if the rows differ from the published checksums. If `published` is None, the
+    rows are compared with the journal's checksums.
     """
     copy.replace_journal(as_of + 1, journal)
     copy.verify_rows(as_of, published)

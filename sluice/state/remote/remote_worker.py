@@ -21,7 +21,7 @@ from sluice.state.remote.http_client import HttpClient
 T = TypeVar("T")
 
 _CALLS_AT_ONCE = 1
-"""The most concurrent calls for single keys to one worker.
+"""The largest number of concurrent calls for single keys to one worker.
 
 Keys that are requested during these calls share the next call."""
 

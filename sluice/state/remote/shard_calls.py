@@ -19,8 +19,8 @@ from sluice.state.shard.row_columns import RowIds
 from sluice.state.shard.shard import DigestSum, Shard
 
 PROTOCOL = "1"
-"""The version of these calls. Raise it with every change of a method of `Shard` or of its types, so
-that processes of different versions of Sluice do not misunderstand each other."""
+"""The version of these calls. Increase it with every change of a method of `Shard` or of its types,
+so that processes of different versions of Sluice do not misunderstand each other."""
 PROTOCOL_HEADER = "Sluice-Shard-Protocol"
 """The header of requests and responses that has the sender's version."""
 

@@ -15,7 +15,8 @@ from sluice.state.shard.row_columns import RowIds
 from sluice.state.shard.row_tuples import StoredRow
 
 Mode: TypeAlias = Literal["read", "write", "create"]
-"""How a shard is opened. `create` writes too, and creates the shard if it does not exist."""
+"""How a shard is opened. `create` also allows writes, and creates the shard if it does not
+exist."""
 
 NO_CONSTANTS: Mapping[str, int] = MappingProxyType({})
 

@@ -438,7 +438,7 @@ class LocalShard(Shard):
         return dict(self._driver.fetch(statements.ROWS_BY_BATCH, (STATE_ROWS,)))
 
     def get(self, group_id: int, key: str, as_of: int) -> str | None:
-        """Return the value of a key without windows as of a batch; None if it has none."""
+        """Return the value of a key without windows as of a batch; None if there is no value."""
         rows = self._driver.fetch(
             statements.VALUE_AS_OF, (group_id, key, NO_WINDOW, NO_WINDOW, as_of)
         )

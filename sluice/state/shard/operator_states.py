@@ -123,7 +123,7 @@ def read(
 def due(driver: Driver, operator: int, until: int, before: int, clock: str) -> list[str]:
     """Return the keys whose state is due at `until`.
 
-    `clock` is `due` for stream time, or `wall`.
+    `clock` is `due` for stream time, or `wall` for the wall clock.
     """
     rows = driver.fetch(_DUE.format(clock=clock), (operator, until, before))
     return [key for (key,) in rows]
