@@ -25,7 +25,8 @@ HOLD_SECONDS = 0.05
 longer than a look-up."""
 
 # All workers of the process share these threads. Scans compete for the interpreter's lock, so more
-# threads would not make them faster. Look-ups have their own, so that they do not wait for scans.
+# threads would not make them faster. Look-ups have their own threads, so that they do not wait for
+# scans.
 _SCANS = ThreadPoolExecutor(max_workers=2, thread_name_prefix="sluice-scans")
 _LOOKUPS = ThreadPoolExecutor(max_workers=4, thread_name_prefix="sluice-lookups")
 

@@ -152,7 +152,7 @@ def _json_text(_: Any, value: Any) -> JsonText | None:
     if isinstance(value, msgspec.Raw):
         text = bytes(value).decode()
         try:
-            # Decode here, to reject numbers that no function and no query could decode.
+            # Decode here, to reject numbers that functions and queries could not decode later.
             _decode_any(value)
         except msgspec.DecodeError as error:
             raise ValueError(str(error)) from None
@@ -194,7 +194,8 @@ def plain_model(value: Any) -> Any:
 
 @cache
 def _plain_data(model: Any) -> Callable[[Any], Any]:
-    # Check the model: `stored_type` raises TopologyError if its JSON differs from its fields.
+    # Check the model: `stored_type` raises TopologyError if the model's JSON differs from its
+    # fields.
     stored_type(model)
     return pydantic_models.plain_data(model)
 

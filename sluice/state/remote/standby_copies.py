@@ -232,7 +232,7 @@ def require_copyable(worker: WorkerInfo) -> None:
 
 
 def _unreachable(info: GenerationInfo) -> list[int]:
-    """Return the workers whose state servers do not answer for `RETRY_SECONDS`."""
+    """Return the workers whose state servers have not answered for `RETRY_SECONDS`."""
     until = time.monotonic() + RETRY_SECONDS
     silent = _silent(info.workers)
     while silent and time.monotonic() < until:
