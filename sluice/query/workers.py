@@ -39,7 +39,7 @@ class Worker(Protocol):
     async def execute(self, query: Query[T]) -> T:
         """Return the query's result.
 
-        Raises StateError for an unreadable shard, QueryError for an unsuitable query.
+        Raises StateError if the shard cannot be read, and QueryError if the query is invalid.
         """
 
     async def close(self) -> None: ...

@@ -42,7 +42,7 @@ from sluice.api.http.replies import RESPOND
 log = logging.getLogger(__name__)
 
 HEAD_SECONDS = 10.0
-"""Time limit for a request's head, measured from the connection or the request's first byte."""
+"""Time limit for a request's head, from the start of the connection or the request's first byte."""
 SILENT_SECONDS = 10.0
 """How long a client may pause while it sends a body."""
 UNREAD_SECONDS = 30.0

@@ -71,7 +71,7 @@ def _add_fields(fields: dict[str, str], path: str, kind: ObjectType) -> None:
     if path:
         prefix = f"{path}."
     # The Struct that stores a pydantic model requires all fields, because pydantic fills them in.
-    # So ask the model.
+    # So ask the model which fields a value may omit.
     required = required_fields(kind.cls)
     for field in kind.fields:
         if required is None:

@@ -57,8 +57,8 @@ def refuse_long_strings(text: bytes) -> None:
 def _long_parts(text: bytes) -> Iterator[tuple[int, int]]:
     """Yield the begin and end of each part between quotation marks that is too long for a name."""
     begin = 0
-    # Jump to the farthest place where a short part could end, and search backwards, to read few
-    # bytes.
+    # To read few bytes, jump to the farthest place where a short part could end, and search
+    # backwards.
     while len(text) - begin > LONGEST_NAME:
         quote = text.rfind(b'"', begin, begin + LONGEST_NAME + 1)
         if quote < 0:

@@ -115,7 +115,7 @@ class _Structs:
             case Primitive(kind="int", logical="date"):
                 return date
             case Primitive(kind="long", logical=logical) if unit_of_logical(logical)[0]:
-                # SQL's times have microseconds.
+                # SQL's times have only microseconds, so nanoseconds need a number.
                 is_number = logical.endswith("nanos") and self._schema.keeps_nanoseconds
                 return int if is_number else datetime
             case Primitive(kind="null"):

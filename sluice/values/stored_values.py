@@ -158,7 +158,7 @@ def _json_text(_: Any, value: Any) -> JsonText | None:
             raise ValueError(str(error)) from None
     else:
         text = _encode(value).decode()
-        # msgspec writes floats that are NaN or infinite as null, and such Decimals by name.
+        # For NaN and infinity, msgspec writes null for a float, and the name for a Decimal.
         if "null" in text or "NaN" in text or "Infinity" in text:
             require_all_finite(value)
     if len(text) > LONGEST_STRING:

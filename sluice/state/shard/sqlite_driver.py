@@ -36,7 +36,7 @@ _NEWEST_WINDOWS = """WITH wanted (group_id, key) AS (VALUES {rows})
         AND s.key = w.key)
     FROM wanted AS w"""
 _CACHE_KB = 16_000
-"""The part of a shard that a writer keeps in memory.
+"""How much of a shard a writer keeps in memory.
 
 With SQLite's 2 MB, inserting sorted rows takes 7 % more CPU time, because a large batch writes some
 pages several times."""
