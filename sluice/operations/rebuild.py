@@ -47,7 +47,7 @@ from sluice.engine.run.pipeline_check import NoRecords
 from sluice.engine.run.replay import ReplayStep, replay_steps
 from sluice.engine.run.streaming_query import JobQuery
 from sluice.errors import EngineError, Refused, StateError
-from sluice.operations.recovery import leftover_shards, recover
+from sluice.operations.recovery import recover
 from sluice.plan import Job
 from sluice.settings import Settings
 from sluice.state.ledger.audits import Audit
@@ -57,6 +57,7 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.sources import SourcePartition
 from sluice.state.model import GenerationRef, Snapshot
 from sluice.state.remote.opening import drop_shard
+from sluice.state.shard.addresses import shards_of
 from sluice.values.record_places import Partition
 from sluice.values.replay_span import EVERYTHING, Point, Span
 
@@ -164,7 +165,7 @@ class Rebuild:
                 self.settings.kafka, Writer(lease.ref, self.job.pipeline.markers)
             ).markers
             new = ledger.generations.new(name, max(written, default=0))
-            for address in leftover_shards(self.settings, new, self.job.pipeline.workers):
+            for address in shards_of(self.settings.shards, name).get(new.generation, []):
                 drop_shard(address)
             ledger.sources.replace(new, sources, lease.row)
             stops: dict[Partition, int] = {}

@@ -31,15 +31,12 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
 from sluice.state.model import GenerationInfo, GenerationRef, Snapshot, WorkerInfo
 from sluice.state.remote.opening import drop_shard, open_shard
-from sluice.state.shard.addresses import exists, is_remote, location, shown
+from sluice.state.shard.addresses import is_remote, location, shards_of, shown
 from sluice.state.shard.passwords import without_password
 from sluice.state.shard.shard import Checksums
 from sluice.values.phrases import counted, listed
 
 log = structlog.get_logger()
-
-_MOST_LOST_GENERATIONS = 20
-"""How many generation numbers after the newest marker's are searched for shards."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +116,7 @@ def _find(ledger: Ledger, job: Job, settings: Settings, markers: MarkerTopic) ->
     if not markers.markers:
         if known is not None:
             return None
-        if not leftovers_of(job, settings):
+        if not shards_of(settings.shards, name):
             raise _never_ran(name, job.pipeline.markers)
         raise _nothing_known(name, job.pipeline.markers)
     generation = max(markers.markers)
@@ -138,7 +135,11 @@ def _find(ledger: Ledger, job: Job, settings: Settings, markers: MarkerTopic) ->
         why = _damage(worker, marker)
         if why:
             lost[worker.number] = why
-    leftovers, elsewhere = _leftovers(settings, info), _elsewhere(settings, info)
+    leftovers: list[str] = []
+    for number, addresses in shards_of(settings.shards, name).items():
+        if number > generation:
+            leftovers += addresses
+    elsewhere = _elsewhere(settings, info)
     return Recovery(known, info, marker, lost, tuple(leftovers), tuple(elsewhere))
 
 
@@ -184,35 +185,6 @@ def _elsewhere(settings: Settings, info: GenerationInfo) -> Iterator[str]:
         own = without_password(location(settings.shards, info.ref, worker.number))
         if without_password(worker.location) != own and not is_remote(worker.location):
             yield shown(worker.location)
-
-
-def _leftovers(settings: Settings, info: GenerationInfo) -> Iterator[str]:
-    """Yield the shards of later generations than the marker's at this process's own addresses."""
-    for above in range(1, _MOST_LOST_GENERATIONS + 1):
-        ref = GenerationRef(info.pipeline, info.generation + above)
-        yield from leftover_shards(settings, ref, len(info.workers))
-
-
-def leftovers_of(job: Job, settings: Settings) -> list[str]:
-    """Return the addresses of all of a pipeline's shards that exist at this process's addresses."""
-    addresses: list[str] = []
-    for generation in range(1, _MOST_LOST_GENERATIONS + 1):
-        ref = GenerationRef(job.pipeline.name, generation)
-        addresses += leftover_shards(settings, ref, job.pipeline.workers)
-    return addresses
-
-
-def leftover_shards(settings: Settings, ref: GenerationRef, workers: int) -> Iterator[str]:
-    """Find the shards of a generation that exist at this process's own addresses.
-
-    The shards of some of the `workers` may be lost, and the generation may have had more workers.
-    """
-    for worker in itertools.count():
-        address = location(settings.shards, ref, worker)
-        if exists(address):
-            yield address
-        elif worker >= workers:
-            return
 
 
 def recover(job: Job, settings: Settings) -> Recovery | None:
@@ -355,7 +327,7 @@ def forget(job: Job, settings: Settings, *, dry_run: bool = False) -> tuple[str,
                     next_step=f"Recover the ledger: sluice recover {name}. "
                     f"To write the output again on purpose, delete the topic {topic} first.",
                 )
-        addresses = leftovers_of(job, settings)
+        addresses = [*itertools.chain(*shards_of(settings.shards, name).values())]
         if not dry_run:
             holder = this_process(settings.run or "recover")
             with Lease(ledger.leases, GenerationRef(name, 1), holder):

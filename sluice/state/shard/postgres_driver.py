@@ -298,6 +298,13 @@ def has_schema(url: URL) -> bool:
         return row is not None and bool(row[0])
 
 
+def schemas_like(url: URL, pattern: str) -> list[str]:
+    """Return the names of a database's schemas that match a regular expression of PostgreSQL."""
+    with _postgres_errors(), _connect(url, {}) as connection:
+        query = "SELECT nspname FROM pg_namespace WHERE nspname ~ %s"
+        return [name for (name,) in connection.execute(query, [pattern]).fetchall()]
+
+
 def schema_sizes(url: URL, schemas: Sequence[str]) -> dict[str, int]:
     """Return the bytes of tables and indexes in each of these schemas that exists."""
     with _postgres_errors(), _connect(url, {}) as connection:
