@@ -148,8 +148,8 @@ class PostgresDriver(Driver):
                 sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(self._schema))
             )
             if self._has("state_rows") and not self._has("shard"):
-                # The shard has lost its table `shard`, and a new one would hide the damage. For no
-                # rows, `require_format` always raises its error.
+                # The shard has lost its table `shard`. A new table would hide the damage, so raise
+                # the error: `require_format` always raises it if it gets no rows.
                 require_format(())
             for statement in tables(collation='COLLATE "C"', options="", bytes="BYTEA"):
                 self._connection.execute(statement.encode())
