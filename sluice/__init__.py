@@ -26,7 +26,7 @@ HTTP clients or a database."""
 
 def __getattr__(name: str) -> Any:
     # Names are imported on demand. Every command and every Python process of Spark imports this
-    # package, and few of them need the names of a topology, whose import takes 0.15 s.
+    # package. Few of them need the names of a topology, whose import takes 0.15 s.
     if name == "__all__":
         return sorted({*import_module("sluice.public_names").__all__, *_MODULES})
     if name.startswith("_"):

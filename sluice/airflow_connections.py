@@ -30,11 +30,11 @@ _CALLBACKS = ("error_cb", "throttle_cb", "stats_cb", "log_cb", "on_commit")
 _SECTION, _ALLOWLIST = "apache_kafka", "callback_allowlist"
 """Airflow's setting that lists the functions which a connection may name."""
 _LIBPQ = ("ssl", "options", "target_session_attrs", "keepalives", "channel_binding", "gssencmode")
-"""The prefixes of a Postgres connection's extras that are parameters of libpq."""
+"""An extra of a Postgres connection is a libpq parameter if its name has one of these prefixes."""
 
 
 class KafkaConfigHook(KafkaBaseHook):
-    """Returns a connection's configuration, for clients that Airflow's Kafka provider lacks."""
+    """A Kafka hook that returns the connection's configuration instead of a client."""
 
     def _get_client(self, config: dict[str, Any]) -> dict[str, Any]:
         return config
@@ -83,15 +83,16 @@ def kafka_config(connection: str = KAFKA) -> dict[str, str]:
         )
     texts = {name: _text(value) for name, value in config.items()}
     if uses_msk_iam(texts):
-        # Fail here if the provider is missing; otherwise, each client would fail later.
+        # Fail here if AWS's library is missing; otherwise, each client would fail later.
         provider()
     return texts
 
 
 def _require_allowed(connection: str, config: Mapping[str, Any]) -> None:
-    """Raise SettingsError if the function for tokens is not one that Airflow's settings allow.
+    """Raise SettingsError unless Airflow's settings allow the function that provides tokens.
 
-    Older Kafka providers, such as 1.12, do not know the list, and leave the name as it is. Without
+    Older Kafka providers, such as 1.12, do not know Airflow's list of allowed functions, and return
+    the name unchecked. Without
     this check, whoever may edit connections could let a run call any function.
     """
     name = config.get(FUNCTION)
@@ -123,7 +124,8 @@ def _with_function_named(config: Mapping[str, Any]) -> dict[str, Any]:
 def kafka_or_settings(connection: str = "") -> dict[str, str]:
     """Return the settings of a Kafka connection of Airflow, or else those in the environment.
 
-    Without a name, read the connection `kafka_default`, or else SLUICE_KAFKA. Raises SettingsError
+    If `connection` is empty, read the connection `kafka_default`, or else SLUICE_KAFKA. Raises
+    SettingsError
     if there is a connection, but it cannot be used.
     """
     try:
@@ -162,8 +164,8 @@ def _text(value: object) -> str:
 def spark_master(connection: str = SPARK) -> str:
     """Return the Spark master of a connection. Raises SettingsError if there is no such connection.
 
-    Without the connection, the hook of Airflow's Spark provider would use YARN, and only log that
-    it does.
+    The hook of Airflow's Spark provider would only log that the connection is missing, and use
+    YARN.
     """
     try:
         spark = BaseHook.get_connection(connection)
@@ -181,7 +183,7 @@ def spark_master(connection: str = SPARK) -> str:
 
 
 def database_url(connection: str) -> str:
-    """Return the URL of a Postgres connection's database, or an empty text without a connection.
+    """Return the URL of a Postgres connection's database; empty if there is no connection.
 
     Raises SettingsError if the connection has another type.
     """

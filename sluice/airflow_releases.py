@@ -43,13 +43,13 @@ else:
 if TYPE_CHECKING or RELEASE >= (3, 3):
     from airflow.sdk import RetryDecision, RetryPolicy
 else:
-    # Without policies, the task's arguments decide when Airflow repeats it: see
-    # `orchestration.retries`.
+    # Airflow before 3.3 has no retry policies. There, the task's arguments decide when Airflow
+    # repeats the task: see `orchestration.retries`.
     RetryDecision, RetryPolicy = None, object
 
 HAS_RETRY_POLICIES = RELEASE >= (3, 3)
 HAS_PARTITIONS = RELEASE >= (3, 3)
-"""Whether the events of an asset can have the keys of partitions."""
+"""Whether the events of an asset can have partition keys."""
 
 
 _RUN_TYPES = ["scheduled", "manual", "asset_triggered", "asset_materialization"]
@@ -57,13 +57,14 @@ _RUN_TYPES = ["scheduled", "manual", "asset_triggered", "asset_materialization"]
 if RELEASE >= (3, 3):
     _RUN_TYPES.append("operator_triggered")
 NO_BACKFILLS: dict[str, Any] = {}
-"""The arguments with which a DAG refuses backfills; empty for Airflow 3.1, in which no DAG can."""
+"""The arguments with which a DAG refuses backfills; empty for Airflow 3.1, where no DAG can refuse
+them."""
 if RELEASE >= (3, 2):
     NO_BACKFILLS["allowed_run_types"] = _RUN_TYPES
 
 
 def cron_timetable(expression: str, zone: str) -> Any:
-    """Return the schedule of a cron expression on the clocks of a time zone."""
+    """Return the schedule for a cron expression in a time zone."""
     timetables: Any
     if RELEASE >= (3, 2):
         import airflow.sdk as timetables
@@ -77,7 +78,7 @@ def newest_events(context: Context, asset: Asset, count: int) -> list[Any]:
     events: Any = context["inlet_events"][asset]
     if RELEASE >= (3, 2):
         return list(events.ascending(ascending=False).limit(count))
-    # Airflow 3.1 has no limit, and returns the oldest event first.
+    # Airflow 3.1 cannot limit the number of events, and returns the oldest event first.
     return list(events)[: -count - 1 : -1]
 
 

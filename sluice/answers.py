@@ -1,4 +1,4 @@
-"""The types of REST responses, which the server encodes and the client decodes, and shared rules.
+"""The types of REST responses, which the server encodes and the client decodes, and shared limits.
 
 A type is named after the object that it shows: `Snapshot` shows a `state.model.Snapshot`.
 `api.http.replies` encodes responses as JSON. Commands print them as a table, JSON or CSV:
@@ -72,7 +72,8 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     """A key and its value. In a windowed store, an entry also has the window's `start` and `end`.
 
     In a store that keeps headers, an entry has the `headers` of the record that has last changed
-    it. In such a store of a processor, `headers_by_name` has the headers of each value of the key.
+    it. If this store belongs to a processor, `headers_by_name` has the headers of each value of the
+    key.
     """
 
     key: str
@@ -93,7 +94,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     partial: bool
     """Whether data may be missing because a worker is unavailable."""
     standby: bool = False
-    """Whether a standby answered in place of a worker. Its data are of the same snapshot."""
+    """Whether a standby answered in place of a worker. The standby's data come from the same
+    snapshot."""
 
 
 class Entries(Answer, frozen=True, kw_only=True, omit_defaults=True):
@@ -175,7 +177,7 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
     retention_ms: int | None
     workers: tuple[WorkerStatus, ...]
     snapshot: Snapshot | None
-    """The newest snapshot; None before the first snapshot."""
+    """The newest snapshot; None if nothing has been published."""
     partial: bool
     entries: int | None
     """The number of entries on the workers that answered; None unless the request asked to count
@@ -238,7 +240,7 @@ class Failure(msgspec.Struct, frozen=True):
     | `run` | the last run failed, or somebody has marked it as failed |
     | `file` | the pipeline's file cannot be loaded |
     | `overdue` | the data are older than the deadline |
-    | `input` | brokers or topics are away |
+    | `input` | brokers or topics are not available |
     | `slot` | Airflow does not start a run: its pool has no free slot |
     | `lease` | a driver waits for another driver |
     | `held` | an open transaction of a producer holds back records |
@@ -246,11 +248,11 @@ class Failure(msgspec.Struct, frozen=True):
     | `expectations` | records of the newest batch were not as the pipeline expects |
     | `host` | a state server does not answer |
     | `disk` | a disk is nearly full |
-    | `clock` | the clock of a host is off |
+    | `clock` | the clock of a host is wrong |
     | `growth` | the state grows without a bound |
     | `retention` | old snapshots and rows cannot be deleted |
     | `budget` | the runs of today cost more than the budget |
-    | `schemas` | the schema registry and the pipeline did not fit when they were last compared |
+    | `schemas` | the schema registry and the pipeline did not match when they were last compared |
     """
 
     kind: FailureKind
@@ -279,7 +281,7 @@ class Pause(msgspec.Struct, frozen=True):
 
     reason: str
     by: str
-    """The user who paused the pipeline; an empty text if nobody knows who it was."""
+    """The user who paused the pipeline; an empty text if the user is unknown."""
     at: datetime
 
 
@@ -306,13 +308,13 @@ class PipelineStatus(msgspec.Struct, frozen=True):
     workers: int
     """The number of workers."""
     snapshot: Snapshot | None
-    """The newest snapshot; None before the first snapshot."""
+    """The newest snapshot; None if nothing has been published."""
     pause: Pause | None
     """Why the pipeline does not run; None unless somebody has paused it."""
 
 
 class CountedSnapshot(msgspec.Struct, frozen=True):
-    """A pipeline's snapshot, with its batch's numbers of read, applied, late and other records."""
+    """A pipeline's snapshot, with counts of its batch's records, such as read, applied and late."""
 
     snapshot: Snapshot
     run: str
@@ -321,12 +323,12 @@ class CountedSnapshot(msgspec.Struct, frozen=True):
 
 
 class Standby(msgspec.Struct, frozen=True):
-    """The state server with a copy of a worker's shard."""
+    """The state server that keeps a standby copy of a worker's shard."""
 
     host: str
     port: int
     snapshot: str | None
-    """The newest snapshot that the copy holds; None without a complete copy of the current
+    """The newest snapshot that the copy holds; None if there is no complete copy of the current
     generation."""
 
 
@@ -376,7 +378,7 @@ class PipelineHealth(StrEnum):
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    """An attempt of Airflow to run the task of a run."""
+    """One of Airflow's attempts to run the task of a run."""
 
     number: int
     state: str
@@ -404,7 +406,7 @@ class Run(msgspec.Struct, frozen=True):
     attempts: list[Attempt] = []
     """The attempts of the run's task, oldest first; empty in the overview."""
     started_by: str = ""
-    """The user who started the run; an empty text if no user did, or if nobody knows who."""
+    """The user who started the run; an empty text if it was no user, or if the user is unknown."""
 
 
 class PartitionLag(msgspec.Struct, frozen=True):
@@ -417,7 +419,7 @@ class PartitionLag(msgspec.Struct, frozen=True):
     end: int
     unread: int
     held: int
-    """How many of the newest records an open transaction of a producer holds back."""
+    """The number of newest records that an open transaction of a producer holds back."""
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
@@ -440,12 +442,13 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     held_since: datetime | None
     """When the server first saw that an open transaction holds back records.
 
-    None if there is no such transaction, and in the first minute after this time.
+    None if there is no such transaction, or if it was first seen less than a minute ago.
     """
     snapshot: Snapshot | None
-    """The newest snapshot; None before the first snapshot."""
+    """The newest snapshot; None if nothing has been published."""
     last_run: Run | None
-    """The newest run in Airflow. None before the first run, and always on a state server."""
+    """The newest run in Airflow. None if the pipeline has never run, and always on a state
+    server."""
     dead_letters: dict[str, int]
     """Reason → number of dead letters in the last 24 hours."""
     may_edit: bool
@@ -457,7 +460,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     tags: list[str]
     """The tags of the pipeline's DAG in Airflow, apart from Sluice's own tags."""
     owner: str
-    """The owner of the pipeline's DAG in Airflow; empty without a DAG."""
+    """The owner of the pipeline's DAG in Airflow; empty if there is no DAG."""
 
 
 class OverviewSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -473,7 +476,7 @@ class OverviewSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Owner of the DAG → number of pipelines; an empty text for pipelines without an owner."""
     tags: dict[str, int]
     first: list[Overview]
-    """The worst of the pipelines that match the request."""
+    """The matching pipelines with the worst health."""
 
 
 class BatchHistory(msgspec.Struct, frozen=True, kw_only=True):
@@ -498,8 +501,8 @@ class BatchHistory(msgspec.Struct, frozen=True, kw_only=True):
     failed: dict[str, int]
     """Step → number of records for which the step failed."""
     passed_over: dict[str, int] = {}
-    """`REASON/STEP` → number of records that a step did not use for any other reason, such as
-    `null_key`, `duplicate` or `missing`."""
+    """`REASON/STEP` → number of records that a step did not use and that are not counted above, for
+    reasons such as `null_key`, `duplicate` or `missing`."""
     dead_letters: dict[str, int]
     """Reason → number of dead letters."""
     read: dict[str, int]
@@ -507,8 +510,8 @@ class BatchHistory(msgspec.Struct, frozen=True, kw_only=True):
     written: dict[str, int]
     """Topic → number of records written."""
     received: dict[str, int] = {}
-    """`STEP/INPUT` → number of rows that a step got from its input with this index; only of inputs
-    whose rows can be counted exactly."""
+    """`STEP/INPUT` → number of rows that a step got from its input with this index. Only inputs
+    whose rows can be counted exactly are listed."""
     results: dict[str, int] = {}
     """Step → number of rows that it passed on, for steps that keep each key's records in order."""
     rows: int
@@ -538,7 +541,7 @@ class HistoryColumn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     phases: dict[str, float] = {}
     """Phase → its mean seconds in these batches."""
     freshness_seconds: float | None = None
-    """The largest age of the newest event, at the times when these batches were published."""
+    """The largest age that the newest event had when one of these batches was published."""
     read: dict[str, int] = {}
     written: dict[str, int] = {}
     late: dict[str, int] = {}
@@ -548,7 +551,7 @@ class HistoryColumn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     runs: int = 0
     failed_runs: int = 0
     cpu_seconds: float = 0.0
-    """The CPU time of these runs. That of a killed driver is unknown, and counts as 0."""
+    """The CPU time of these runs. The time of a killed driver is unknown, and counts as 0."""
     memory_bytes: int | None = None
     """The largest peak memory of a run; None if it is unknown."""
     state_bytes: int | None = None
@@ -556,7 +559,7 @@ class HistoryColumn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """An event at one time in the history of a pipeline, to be marked in charts."""
+    """An event in the history of a pipeline, to be marked in charts."""
 
     at: datetime
     text: str
@@ -571,10 +574,10 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     wrong: list[str]
     """Snapshots whose audits do not balance, with the reasons; at most ten."""
     complete: bool
-    """Whether all batches of the time are counted, and not only the newest 5,000."""
+    """Whether all batches of the period are counted, and not only the newest 5,000."""
     steps: dict[str, dict[str, int]] = {}
-    """Step → why it did not use records, such as `failed`, `late` or `null_key` → how many in all
-    these batches."""
+    """Step → reason, such as `failed`, `late` or `null_key` → number of records that the step did
+    not use in all these batches."""
     received: dict[str, int] = {}
     """`STEP/INPUT` → number of rows that a step got from its input with this index, in all these
     batches."""
@@ -583,8 +586,8 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     columns: list[HistoryColumn]
     """The parts in which a batch was published or a run ended, oldest first."""
     marks: list[Mark] = []
-    """Changes of the topology or of Sluice's version, and notes such as that the state was
-    restored, oldest first."""
+    """Changes of the topology or of Sluice's version, and notes, for example that the state was
+    restored; oldest first."""
 
 
 class FinishedRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -609,7 +612,7 @@ class FinishedRun(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int | None
     """The peak memory of these processes; None if the driver was killed."""
     state_bytes: int | None
-    """The size of all shards at the end; None if the size of one is unknown."""
+    """The size of all shards at the end; None if the size of a shard is unknown."""
 
 
 class DailyCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -632,10 +635,10 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
 
     at: datetime
     by: str
-    """The user, as Airflow or the operating system knows them; empty if nobody knows who."""
+    """The name of the user in Airflow or in the operating system; empty if it is unknown."""
     action: str
-    """Such as `run`, `pause`, `replay` or `re-drive`; `change` if a run has found another topology
-    or version, and for notes such as that the state was restored."""
+    """The action, such as `run`, `pause`, `replay` or `re-drive`. It is `change` if a run has found
+    another topology or version, and for notes, for example that the state was restored."""
     detail: str
     log: str
     """Path in Airflow of the run that the action has started; an empty text if it has started
@@ -694,7 +697,7 @@ class DeadLetterGroup(msgspec.Struct, frozen=True, kw_only=True):
 
     reason: str
     step: str
-    """An empty text for records that no step has processed."""
+    """The step that failed; an empty text for records that no step has processed."""
     count: int
     redriven: int
     """How many of these dead letters were re-driven."""
@@ -725,7 +728,7 @@ class FieldProblem(msgspec.Struct, frozen=True):
     """What is wrong with a field of a value."""
 
     path: str
-    """Such as `lines[0].price`; empty for the value as a whole."""
+    """The field's path, such as `lines[0].price`; empty for the value as a whole."""
     detail: str
 
 
@@ -734,7 +737,7 @@ class ContractCheck(msgspec.Struct, frozen=True):
 
     topic: str
     has_contract: bool
-    """Whether the contract is known; without it, nothing is checked."""
+    """Whether the contract is known. If it is not, nothing is checked."""
     problems: list[FieldProblem]
 
 

@@ -54,7 +54,8 @@ def main(arguments: list[str], jvm: Jvm = StartedJvm()) -> int:  # noqa: B008 (h
     # Starting the JVM has imported `sluice.spark_submit`, so this import takes no time.
     from sluice.spark_submit import ARCHIVING, WRITES_ARCHIVE
 
-    # The JVM writes the archive after this program has ended, and prints nothing about it.
+    # If the JVM writes the archive of Java classes, it does so after this program has ended, and
+    # prints nothing.
     if os.environ.get(WRITES_ARCHIVE):
         print(ARCHIVING, flush=True)
     return status
@@ -100,7 +101,7 @@ def _drive(arguments: list[str], jvm: Jvm) -> int:
 
     file = os.environ.get(FINISHED)
     if file:
-        # The folder is gone if no process waits for this driver any more.
+        # The file's folder is gone if no process waits for this driver any more.
         with suppress(OSError):
             Path(file).touch()
     return 0
@@ -223,7 +224,7 @@ def explain_tasks(configuration: Settings, spark: Future[SparkSession], name: st
 
 
 def check_cluster(configuration: Settings, spark: Future[SparkSession], name: str) -> None:
-    """Print what executors have found. Raise PreflightError if something is wrong."""
+    """Print the results of the executors' checks. Raise PreflightError if something is wrong."""
     from sluice.engine.run.executor_check import check_executors
     from sluice.plan import load_plan
 
@@ -303,7 +304,7 @@ class _Arguments:
 
     @classmethod
     def parse(cls, arguments: Iterable[str]) -> Self | None:
-        """Parse the arguments. Return None if they are not a valid combination."""
+        """Parse the arguments. Return None if their combination is not valid."""
         parsed = cls()
         names: list[str] = []
         actions: list[str] = []

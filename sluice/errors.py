@@ -245,7 +245,7 @@ class Overdue(EngineError):
 
 
 class BatchDiffers(EngineError):
-    """A batch that is repeated after a crash has other output than at the first attempt."""
+    """The output of a batch that is repeated after a crash differs from the first output."""
 
     status = 409
     title = "The batch has changed"
@@ -253,7 +253,7 @@ class BatchDiffers(EngineError):
 
     @classmethod
     def of(cls, pipeline: str, batch: int, differences: Iterable[str]) -> Self:
-        """Return the error for a batch whose results differ in these ways from what was written."""
+        """Return the error for a batch whose first and repeated results have these differences."""
         return cls(
             f"Batch {batch} of {pipeline} was written, and then its driver ended. The repeated "
             f"batch has other results: {'; '.join(differences)}. Possible causes: changed records "

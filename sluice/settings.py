@@ -93,7 +93,7 @@ class Settings:
     audit_queries: bool = False
     """Whether API servers and state servers log who queried which store."""
     registry: dict[str, str] = field(default_factory=dict, repr=False)
-    """The settings of the schema registry's client; empty without a registry."""
+    """The settings of the schema registry's client; empty if there is no registry."""
     connections: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Environment variable → the URL of a database whose tables pipelines write, or in which they
     look up records."""
@@ -143,7 +143,7 @@ class Settings:
         )
 
     def kafka_of(self, connection: str) -> dict[str, str]:
-        """Return the librdkafka settings of a connection; without a name, those of all pipelines.
+        """Return the librdkafka settings of a connection; SLUICE_KAFKA if `connection` is empty.
 
         Raise SettingsError if the environment has no such connection.
         """

@@ -25,7 +25,7 @@ if RELEASE < (4, 1):
 
 _IN_UTC: dict[str, Any] = {"timezone": "UTC"} if RELEASE >= (4, 2) else {}
 """The argument with which PySpark makes Arrow's timestamps in UTC. Before Spark 4.2, PySpark always
-does so."""
+makes them in UTC."""
 _BITS = 0xFFFFFFFF
 
 

@@ -1,12 +1,13 @@
 """Builds the spark-submit command of a run, for `sluice run` and for Airflow's operator.
 
-Airflow's operator runs the command, which starts Spark's JVM, which starts the driver. `sluice run`
+Airflow's operator runs the command. The command starts Spark's JVM, and the JVM starts the driver.
+`sluice run`
 starts the driver, which starts the JVM with the same options, because both can then start side by
 side.
 
 A small run spends most of its time loading Java classes. The driver's JVM therefore reads an
 archive of loaded classes, which the first run writes to the folder `SLUICE_JARS`
-(`provision/class_archive.py`), and uses only its fast compiler (C1). Python's tasks read and
+(`provision/class_archive.py`). The JVM uses only its fast compiler (C1). Python's tasks read and
 process the records, so the optimizing compiler would take longer than it saves.
 
 On a cluster, each run sends this package to the executors, which therefore run the driver's version
@@ -55,7 +56,7 @@ _ALLOCATORS = {
     # Arrow's allocator would return freed memory after 10 ms. The driver and the workers choose
     # better moments (`support/memory.py`).
     "MIMALLOC_PURGE_DELAY": "10000",
-    # With pages of 2 MB, the driver and the workers need more memory together, and no less CPU
+    # With pages of 2 MB, the driver and the workers together need more memory, and just as much CPU
     # time.
     "MIMALLOC_ALLOW_THP": "0",
 }
@@ -69,7 +70,7 @@ QUICK_JVM = (
 
 A run over 10,000 orders takes 13 CPU seconds instead of 23, and 8 with the archive of classes. A
 small young generation uses the same memory again instead of new pages. The heap is small at the
-start, too: by default, it is a 64th of the host's memory, and the JVM fills it with garbage before
+start, too. By default, it is a 64th of the host's memory, and the JVM fills it with garbage before
 it collects any. A JVM whose heap is full ends at once. Otherwise, only one thread would end, and
 the driver might wait for this thread for ever. Netty would start Java's Flight Recorder, which
 nobody reads, with its first buffer."""
@@ -81,8 +82,8 @@ already."""
 _LOCAL_CONF = {"spark.task.maxDirectResultSize": "128m"}
 """Spark settings for a JVM that is driver and executor in one.
 
-By default, it stores a result of more than 1 MB as a block, and fetches the block from itself
-through a socket: 3 % of the time of ten million orders."""
+By default, this JVM stores a result of more than 1 MB as a block, and fetches the block from itself
+through a socket. This took 3 % of the time for ten million orders."""
 _EXTENSIONS = "spark.sql.extensions"
 _ARCHIVES = "spark.archives"
 DELTA_CONF = {
@@ -250,7 +251,7 @@ class Interrupted(BaseException):
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], None]]:
-    """Once the block has called the yielded function, raise Interrupted for a signal to end.
+    """Raise Interrupted on SIGINT, SIGTERM and SIGHUP after the block called the yielded function.
 
     The terminal sends SIGINT to the command, too. The command ignores it, because PySpark would
     print a traceback.
@@ -302,7 +303,7 @@ def submission(
 
     `delta` says whether the pipeline writes Delta tables, for which Spark needs more jars and
     settings. `runs_at_once` is the most runs that share the JVM. If it is more than one, the master
-    must be local; its number of threads is then that of each run.
+    must be local. Each run then gets the number of threads that the master names.
 
     Raise SettingsError if Delta Lake's jars are missing, or if the settings ask for the deploy
     mode cluster.
@@ -441,7 +442,7 @@ def executor_environment(settings: Settings) -> dict[str, str]:
 def environment(settings: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
     """Return the settings as the driver's environment.
 
-    Unlike arguments, secrets in it do not appear in lists of processes.
+    Unlike arguments, secrets in the environment do not appear in lists of processes.
     """
     spark = find_spark()
     variables = {

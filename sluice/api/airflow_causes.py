@@ -87,7 +87,7 @@ def _overdue(failure: Failure, dag: DagState) -> Failure:
 def _run(failure: Failure, dag: DagState) -> Failure:
     """Add whether Airflow will repeat the run.
 
-    The run's own process notes this, too. A process that was killed cannot do so.
+    The run's own process notes this, too, unless it was killed.
     """
     run = dag.last_run
     if run is None or not failure.run.startswith(f"{failure.pipeline}/{run.run}/"):

@@ -92,7 +92,7 @@ class AirflowRuns:
         return tags
 
     def _waiting(self, session: Session, tasks: Iterable[Any]) -> dict[str, PoolWait]:
-        """Return DAG → its task's wait for a slot of a pool, if the task waits for one.
+        """Return DAG → the wait of its task for a slot of a pool; only of DAGs with such a wait.
 
         Airflow's scheduler sets the state `scheduled` when the task may run, and `queued` when it
         has a slot. A task in the state `scheduled` therefore waits for a slot.
@@ -178,7 +178,7 @@ class AirflowRuns:
     ) -> dict[str, list[Attempt]]:
         """Return each run → the attempts of its tasks, oldest first.
 
-        Airflow keeps the newest attempt of a task in one table, and the earlier ones in another.
+        Airflow keeps the newest attempt of a task in one table, and earlier attempts in another.
         """
         names = [run.run_id for run in runs]
         attempts: dict[str, dict[tuple[str, int], Attempt]] = {}
@@ -274,7 +274,7 @@ class AirflowRuns:
             log=log,
             action=str((run.conf or {}).get(_ACTION, "run")),
             queued_at=run.queued_at,
-            # A scheduled run has no user. Neither has any run before Airflow's release 3.1.
+            # A scheduled run has no user. Before Airflow 3.1, no run has a user.
             started_by=getattr(run, "triggering_user_name", None) or "",
         )
 

@@ -56,7 +56,8 @@ class CausesNoted:
             noting.cancel()
 
     async def _note(self) -> None:
-        # Importing takes a second. In another thread, it does not delay answers to other requests.
+        # Importing takes a second. In another thread, the import does not delay answers to other
+        # requests.
         note_causes_repeatedly = await asyncio.to_thread(_import_note_causes)
         await note_causes_repeatedly()
 

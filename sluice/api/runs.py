@@ -21,7 +21,7 @@ class PoolWait:
 
     pool: str
     slots: int
-    """The number of slots that the pool has; -1 without a limit."""
+    """The number of slots that the pool has; -1 if it has no limit."""
     since: datetime
     holders: tuple[str, ...] = ()
     """The tasks that occupy slots of the pool, such as `long_task of other_team (3 slots since

@@ -55,7 +55,7 @@ class Services:
     def held_since(self, lag: Lag) -> datetime | None:
         """Return since when open transactions have held back unread records.
 
-        Return None if they hold back none, or have done so for less than `HELD_SECONDS`.
+        Return None if no records are held back, or only for less than `HELD_SECONDS`.
         """
         now = datetime.now(UTC)
         since = self._held.since(lag, now)
@@ -80,8 +80,8 @@ class Services:
         errors: dict[str, str] = {}
         for connection, of_cluster in clusters.items():
             topics = sorted(set().union(*of_cluster.values()))
-            # Begin offsets are requested, too, because all records of a partition that a pipeline
-            # has not read are unread. Errors are cached, too, because each attempt to reach a
+            # Begin offsets are requested, too, because in a partition that a pipeline has never
+            # read, all records are unread. Errors are cached, too, because each attempt to reach a
             # broker takes seconds.
             read_topics = partial(asyncio.to_thread, self._read, connection, topics)
             lag = await self._lags.get((connection, *topics), read_topics)

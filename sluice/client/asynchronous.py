@@ -63,7 +63,7 @@ class AsyncClient(Queries):
         with transport_errors():
             async with self._http.stream("GET", **request, timeout=None) as response:
                 if response.status_code != httpx.codes.OK:
-                    # The body of a streamed response is read only on request.
+                    # The body of a streamed response must be read explicitly.
                     await response.aread()
                     raise error_of(response)
                 yield response.aiter_lines()

@@ -1,7 +1,7 @@
 """The blocking client, made from the asynchronous queries.
 
-Its transport blocks, so the coroutines of `Queries` never suspend: a single step runs each to
-completion, in the caller's thread and without an event loop.
+Its transport blocks, so the coroutines of `Queries` never suspend. A single step therefore runs
+each coroutine to completion, in the caller's thread and without an event loop.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class Client:
     """Queries the REST API at `address`, either with a token or as a user of Airflow.
 
     Methods raise the errors that the server responds with: NotFound, Gone, NotReached, Busy,
-    StateError and QueryError. Without a valid log-in, methods raise Refused. Several threads may
-    share a client.
+    StateError and QueryError. If the log-in is not valid, methods raise Refused. Several
+    threads may share a client.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class _BlockingQueries(Queries):
         request["headers"] = request["headers"] | headers
         with transport_errors(), self.http.stream("GET", **request, timeout=None) as response:
             if response.status_code != httpx.codes.OK:
-                # The body of a streamed response is read only on request.
+                # The body of a streamed response must be read explicitly.
                 response.read()
                 raise error_of(response)
             yield _each(response.iter_lines())

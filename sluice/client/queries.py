@@ -51,12 +51,13 @@ STORES = "/sluice/v1/stores"
 _ERRORS: dict[int, type[SluiceError]] = {
     error.status: error for error in (Refused, NotFound, Gone, NotReached, Busy, StateError)
 }
-# Airflow's log-in answers with 401, and a proxy whose server is away answers with 502.
+# Airflow answers 401 if the log-in is missing or invalid; a proxy answers 502 if its server is
+# away.
 _ERRORS |= {401: Refused, 502: StateError}
 """Status of a response → the error that the client raises. All other errors become QueryError."""
 _QUERY_LENGTH = 6_000
-"""The keys in a request have at most this many characters. Many servers and proxies limit the first
-line of a request to 8 KB."""
+"""The keys in a request have at most this many characters together. Many servers and proxies limit
+the first line of a request to 8 KB."""
 _SHORT_SECONDS = 2.0
 """If the server ends a stream of changes sooner than this, an expired log-in is not the cause."""
 _OTHER_NAMES = {"start": "from", "end": "to"}
@@ -106,7 +107,7 @@ class Queries:
     async def stores(self, *, entries: bool = False) -> list[Store]:
         """Return all stores that you may read.
 
-        With `entries=True`, each has its number of entries.
+        With `entries=True`, each store has its number of entries.
         """
         return await self._send(_query(STORES, list[Store], entries=entries))
 
@@ -249,8 +250,8 @@ class Queries:
     ) -> Diff:
         """Compare two snapshots of a store.
 
-        Returns how many entries are the same in both, how many have changed, how many of `before`
-        are missing in `after`, how many `after` has added, and examples.
+        Returns how many entries are equal, changed, missing in `after` or added in `after`, and
+        examples.
         """
         return await self._send(
             _query(_path(store, "diff"), Diff, before=before, after=after, pipeline=pipeline)
@@ -283,7 +284,7 @@ class Queries:
         query = _query(_path(store, "changes"), Change, pipeline=pipeline)
         is_renewable = True
         while is_renewable:
-            # `_lines` does not log in, so this request does if necessary.
+            # This request logs in if necessary, because `_lines` does not.
             await self.stores()
             begun = time.monotonic()
             headers = {"Last-Event-ID": since} if since else {}

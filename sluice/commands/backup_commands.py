@@ -15,7 +15,7 @@ from sluice.settings import settings
 def backup(
     folder: Annotated[Path, typer.Argument(help="A new or empty folder for the backup.")],
 ) -> None:
-    """Back up the state of all pipelines: ledger and shards. Runs and queries may go on."""
+    """Back up the state of all pipelines: ledger and shards. Runs and queries continue."""
     from sluice.operations.backups.back_up import back_up
     from sluice.state.ledger.ledger import Ledger
 
@@ -38,7 +38,7 @@ def restore(
         Path, typer.Argument(help="The folder of a backup.", exists=True, file_okay=False)
     ],
 ) -> None:
-    """Restore a backup to the ledger and shards in the settings, which must be empty."""
+    """Restore a backup to the ledger and shards in the settings. Both must be empty."""
     from sluice.operations.backups.restore import restore as restore_backup
 
     with errors_as_messages(), out.status("restoring") as status:

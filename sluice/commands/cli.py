@@ -26,8 +26,9 @@
 | libraries | libraries_commands |
 | observe | observe_commands |
 
-A new command is a function in one of these files. Commands of a group are registered with its
-`app`, all others below. Commands import everything else inside their functions, so that --help is
+A new command is a function in one of these files. A group's commands are registered with the
+group's `app`, and all other commands below. Commands import everything else inside their functions,
+so that --help is
 fast.
 """
 

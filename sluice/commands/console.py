@@ -133,7 +133,7 @@ _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 
 
 class _AsGiven:
-    """Accepts any text or flag. Typer's own object would import pydantic, which takes 35 ms."""
+    """Accepts any text or flag. Typer's parameter type would import pydantic in 35 ms."""
 
     @staticmethod
     def coerce(value: Any, **_: Any) -> Any:
@@ -155,7 +155,7 @@ def _prepare(parameters: Iterable[Any]) -> None:
     for parameter in parameters:
         described = getattr(parameter, "type_descriptor", None)
         if described is None:
-            # Before typer 0.27, parameters are those of click, which imports no pydantic.
+            # Before typer 0.27, parameters have types of click, which does not import pydantic.
             kind = _KINDS.get(parameter.type.name)
         else:
             kind = described.annotation

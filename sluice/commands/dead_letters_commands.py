@@ -75,8 +75,8 @@ def redrive(
 ) -> None:
     """Write the records of dead letters to their source topics again, each only once.
 
-    Without --reason, only records that could not be read are written. Steps before the failure
-    have already processed any other record, and would count it twice.
+    Without --reason, only records that could not be read are written. Any other record has already
+    been processed by the steps before the failure, which would count it twice.
     """
     from sluice.kafka.dead_letter_topic import DeadLetterFilter
     from sluice.kafka.redrive import redrive as redrive_chosen

@@ -40,7 +40,8 @@ def deploy(
 ) -> None:
     """Build a changed pipeline's state beside the current one, and compare their answers.
 
-    Runs and queries go on. Exit with 4 if an answer differs; then promote the new state, or drop
+    Runs and queries continue meanwhile. Exit with 4 if an answer differs; then promote the new
+    state, or drop
     it. The command writes no output: a run writes the results of each record once, before or after
     the promotion. If the command is killed, repeat it.
     """
@@ -101,7 +102,7 @@ def _report(pipeline: str) -> int:
 def _require_readers(pipeline: str) -> None:
     """Raise BreaksReadersError if the change breaks what other pipelines read.
 
-    The driver finds readers that have run; this also finds those in files.
+    The driver knows only the readers that have run. This function also finds readers in files.
     """
     from sluice.commands.readers_in_files import readers_in_files, require_readers
     from sluice.plan import plan

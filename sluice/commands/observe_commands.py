@@ -22,8 +22,8 @@ Owner = Annotated[
 def rules(owner: Owner = "") -> None:
     """Print alert rules for Prometheus.
 
-    With an owner, the alerts have the label `owner`, by which the Alertmanager can send them to the
-    team.
+    If an owner is given, the alerts have the label `owner`, by which the Alertmanager can send them
+    to the owner's team.
     """
     from sluice.observe.team_files import alert_rules
 

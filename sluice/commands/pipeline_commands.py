@@ -148,7 +148,7 @@ def _warn_of_unknown_names(pipelines: Iterable[str]) -> None:
     """Warn of the names in the files `sluice.toml` that no pipeline has."""
     from sluice.topology.loading.run_options import unknown_names
 
-    with suppress(SettingsError):  # `_check_run_options` has reported it
+    with suppress(SettingsError):  # `_check_run_options` has reported the error
         for warning in unknown_names(settings().pipelines, pipelines):
             out.print(f"warning: {warning}", markup=False, soft_wrap=True)
 
@@ -220,7 +220,7 @@ def _print_comparison(planned: Plan, compared: Comparison) -> None:
 
 
 def _check_readers(plans: Sequence[Plan], *, is_complete: bool) -> list[SluiceError]:
-    """Return an error for each pipeline that breaks what others read of it.
+    """Return an error for each pipeline that breaks what other pipelines read of it.
 
     `is_complete`: whether `plans` has the plans of all files.
     """
@@ -279,7 +279,7 @@ def _warn_of_schemas(plans: Iterable[Plan]) -> None:
 def _check_settings() -> Iterable[SluiceError]:
     """Check Kafka's settings and the addresses of databases.
 
-    Prints a warning for a database that cannot be written, and if clients of Kafka get no token.
+    Prints a warning if a database cannot be written, or if Kafka clients get no token.
     """
     from sluice.errors import BrokersUnreachable, StateError
     from sluice.kafka.brokers import require_token, silent_admin

@@ -42,7 +42,7 @@ class SubmittedRun:
     has_begun: bool = False
     """Whether the ledger has recorded that this command's user runs the pipeline."""
     asks_warm: bool = True
-    """Whether a warm driver may still take the run."""
+    """Whether to ask warm drivers for the run; False if it may have begun on one."""
 
     def run(self) -> int:
         """Run the driver, and return its status."""
@@ -82,7 +82,7 @@ class SubmittedRun:
         return action_of(self.options), " ".join(self.options[1:])
 
     def _on_known_driver(self) -> int | None:
-        """Run on a warm driver, if one is running. Return the status; None if none takes the run.
+        """Run on a warm driver. Return the status; None if no warm driver takes the run.
 
         A warm driver has imported everything. So the run's process loads the pipeline's file,
         refuses a paused pipeline, and notes who runs it. This command would first have to import
@@ -173,7 +173,7 @@ class SubmittedRun:
 def settings_of(pipeline: str, file: str = "") -> Settings:
     """Return the settings with which commands work on a pipeline, with its own connections.
 
-    `file` is its file in the newest run, which may be gone.
+    `file` is the pipeline's file in the newest run; the file may be gone.
     """
     from sluice.topology.loading import pipeline_connections
 

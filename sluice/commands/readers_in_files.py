@@ -1,4 +1,4 @@
-"""Checks before a changed pipeline is deployed that it keeps what other pipelines read of it.
+"""Checks before a deployment that a changed pipeline keeps everything that others read of it.
 
 The ledger knows the readers that have run. The others are found in the folder's files.
 """
@@ -25,9 +25,10 @@ from sluice.values.interfaces import Reader, readers_in
 
 
 def require_readers(settings: Settings, ledger: Ledger, job: Job, others: Iterable[Job]) -> str:
-    """Raise BreaksReadersError, with the owners, if a changed job breaks readers that it may not.
+    """Raise BreaksReadersError if a changed job breaks readers that `may_break` does not list.
 
-    `others` are the jobs of files; the readers in the ledger count, too. Return a warning if
+    The error names the readers' owners. `others` are the jobs of files; the readers in the ledger
+    count, too. Return a warning if
     `may_break` names pipelines that the change does not break, otherwise an empty text.
     """
     name = job.pipeline.name
@@ -65,7 +66,7 @@ def readers_in_files(folder: Path, writer: PlannedPipeline) -> list[Job]:
 
 
 def reader_of(job: Job, writer: str) -> Reader:
-    """Return a planned pipeline as a reader of another one."""
+    """Return a planned pipeline as a reader of another pipeline."""
     stores = stores_read([writer], stores_read_by(job))
     planned = job.pipeline
     return Reader(planned.name, planned.contracts, stores, str(planned.file or ""))

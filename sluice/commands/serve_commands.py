@@ -83,8 +83,8 @@ def serve(
             numbers = _numbers(workers)
 
             def started() -> None:
-                # The server registers before it claims workers: registering fails if the address
-                # does not lead to this server, which must then get no workers.
+                # The server registers before it claims workers. If the address does not lead to
+                # this server, registering fails, and the server must not get workers.
                 state_server.register(ledger, settings(), options)
                 if numbers:
                     for name in pipeline or ledger.generations.pipelines():

@@ -43,8 +43,8 @@ def status(
     """Print the health of each pipeline and, if something is wrong, since when, and the next step.
 
     The worst comes first. What is wrong with several pipelines for the same reason is printed once.
-    Exit with status 1 if something is wrong with a pipeline. A pipeline that has never run needs
-    nothing: the command only says if its topics do not exist yet.
+    Exit with status 1 if something is wrong with a pipeline. Nothing is wrong with a pipeline that
+    has never run, but the command says which of its topics do not exist yet.
     """
     from rich.table import Table
     from rich.text import Text
@@ -171,7 +171,7 @@ def _problem(same: Sequence[Failure]) -> str:
 def _file_failures(ledger: Ledger, loaded: Loaded, figures: LedgerFigures) -> dict[str, Failure]:
     """Return the failures of the files that this command cannot load or does not find, by pipeline.
 
-    A failure began when a process first recorded it. If no process has recorded it, it begins now.
+    A failure began when a process first recorded it. An unrecorded failure begins now.
     """
     from sluice.state.ledger.failures import Failure
     from sluice.state.ledger.run_ends import gone_files
@@ -190,7 +190,7 @@ def _file_failures(ledger: Ledger, loaded: Loaded, figures: LedgerFigures) -> di
 
 
 def _unseen_files(ledger: Ledger, loaded: Loaded) -> dict[str, str]:
-    """Return the files of pipelines that no loaded file defines, and whose folder is not here.
+    """Return pipelines' files that were not loaded, and whose folder is not on this host.
 
     The folder may be on another host, so this is not a failure.
     """
@@ -266,7 +266,7 @@ class Inputs:
         return failures_of(figures, pipeline, lag, self.errors.get(pipeline, ""), held_since)
 
     def not_ready(self, kinds: Mapping[str, set[FailureKind]]) -> dict[str, list[str]]:
-        """Return reason → the pipelines that have never run and could not run now because of it.
+        """Return reason → the pipelines that have never run, and cannot run for this reason.
 
         Pipelines that have failures are left out: `kinds` are the failures of each pipeline.
         """
@@ -311,7 +311,7 @@ def _awaited_topics(pipeline: Pipeline) -> tuple[str, ...]:
     try:
         job = plan(pipeline).job
     except TopologyError:
-        # `sluice check` and the DAG report the error.
+        # `sluice check` and the DAG report that the pipeline is invalid.
         return ()
     return tuple(topic for topic in job.topics_and_patterns if topic not in job.outputs)
 

@@ -1,6 +1,6 @@
 """A pipeline's topology as one HTML file, with the drawing of the page in Airflow.
 
-The file loads nothing.
+The file needs no other files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def topology_file(pipeline: Pipeline) -> str:
     modules = _static("graph_layout.js") + _static("graph.js")
     module = re.sub(r"^(export |import [^;]*;$)", "", modules, flags=re.MULTILINE)
     topology = json.dumps({"name": pipeline.name, "svg": drawing.svg(pipeline)})
-    # Names and expressions come from an author, and must not end the script.
+    # The pipeline's author chooses names and expressions, which must not end the script element.
     data = topology.replace("<", "\\u003c")
     name = escape(pipeline.name)
     return "\n".join(

@@ -1,9 +1,9 @@
 """The program that Spark starts in place of Python, where the driver has prepared a daemon.
 
-It only passes on to the prepared daemon what Spark has given this program, and waits for its end.
-The driver writes this file, as a program, beside the daemon's socket. The program imports nothing
-but the standard library, and starts without `site`, so it takes less than half of the 50 ms of CPU
-time that `-m sluice.engine.worker_daemon` takes.
+It only passes on to the prepared daemon what Spark has given this program, and waits until the
+daemon ends. The driver writes this file, as a program, beside the daemon's socket. The program
+imports nothing but the standard library, and starts without `site`. It therefore takes less than
+half of the 50 ms of CPU time that `-m sluice.engine.worker_daemon` takes.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ _LONGEST_LINE = 120
 
 
 def hand_over(path: str | None, arguments: list[str]) -> bool:
-    """Hand over to the daemon that is prepared at a path, and wait until it ends.
+    """Let the daemon that is prepared at `path` take over, and wait until the daemon ends.
 
-    `arguments` are those of Spark. Return False if no daemon is prepared.
+    `arguments` are the arguments that Spark has given this program. Return False if no daemon is
+    prepared.
     """
     # The setting `spark.pyspark.python` may name another Python for tasks than the driver's.
     if not path or os.environ.get("PYSPARK_DRIVER_PYTHON") != sys.executable:
@@ -40,7 +41,8 @@ def hand_over(path: str | None, arguments: list[str]) -> bool:
         sent = socket.send_fds(prepared, [message[:PART]], [0, 1])
         prepared.sendall(message[sent:])
         prepared.shutdown(socket.SHUT_WR)
-        # The JVM closes the pipes of a process that has ended, so this process must not end first.
+        # The JVM closes the pipes of a process that has ended, so this process must not end before
+        # the daemon.
         prepared.recv(1)
     return True
 

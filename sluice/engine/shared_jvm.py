@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# PySpark imports these modules only when they are used, that is, in each process of a run again.
+# PySpark imports these modules only when they are first used. Import them here, so that the process
+# of each run need not do so.
 import pyspark.sql.classic.column
 import pyspark.sql.classic.dataframe
 import pyspark.sql.pandas.map_ops  # noqa: F401
@@ -83,7 +84,7 @@ class JvmKeeper:
     def _clean_up(self, session: Any, server: Any) -> None:
         with suppress(Py4JError, OSError):
             context = session.sparkContext()
-            # A query ends when its jobs have been cancelled. Do not wait for this.
+            # A query ends when its jobs have been cancelled. Do not wait for its end.
             for query in session.streams().active():
                 context.cancelJobGroup(query.runId().toString(), "The run has ended.")
             session.interruptAll()

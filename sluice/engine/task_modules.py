@@ -1,6 +1,6 @@
 """Imports everything that tasks need.
 
-Processes that are forked from this one then need not do so.
+Processes that are forked from this process then need not import it again.
 """
 
 # pyarrow imports Acero when it first groups a table.

@@ -36,9 +36,9 @@ def prepare(
 
     The forked process waits until Spark starts this program, and ends after the block if Spark has
     not started it before. Call this function in a process without other threads. The daemon has the
-    environment with which Spark starts this program. With a warm driver's JVM, pass
-    `environment_of_jvm`: the daemon then gets this process's variables, and only those of Spark's
-    variables that the JVM did not start with.
+    environment with which Spark starts this program. If the JVM belongs to a warm driver, pass its
+    environment as `environment_of_jvm`. The daemon then gets this process's variables, and only
+    those of Spark's variables that the JVM did not start with.
     """
     path = os.environ.get(PREPARED_DAEMON)
     if not path:
@@ -69,8 +69,8 @@ def prepare(
 def _close_all_except(*kept: int) -> None:
     """Close the files that this process has inherited from the driver.
 
-    One of them keeps the JVM alive: the JVM ends when nobody can write to its standard input any
-    more, but it must also end if the driver is killed.
+    One of these files would keep the JVM alive after the driver was killed: the JVM ends only when
+    nobody can write to its standard input any more.
     """
     for descriptor in [int(file.name) for file in Path("/dev/fd").iterdir()]:
         if descriptor not in kept:
@@ -115,7 +115,8 @@ def _take_over(caller: socket.socket, environment_of_jvm: Mapping[str, str] | No
         os.close(descriptor)
     sys.argv, folder, of_spark = json.loads(message)
     variables = environment_of_tasks(os.environ, of_spark, environment_of_jvm)
-    # With a shared JVM, Spark's working folder belongs to no run, so stay in this process's folder.
+    # If the JVM is shared, Spark's working folder belongs to no run, so stay in this process's
+    # folder.
     if environment_of_jvm is None:
         os.chdir(folder)
     os.environ.clear()
@@ -145,7 +146,7 @@ def environment_of_tasks(
 def serve() -> None:
     """Fork a process for each of Spark's requests, until Spark closes standard input."""
     # Workers collect garbage after every task. `importing` excludes the imported modules from these
-    # collections. Otherwise, a collection would take longer than a task: two small batches of the
+    # collections. Otherwise, a collection would take longer than a task. Two small batches of the
     # words pipeline would take 1.0 s of the workers' CPU time instead of 0.3 s.
     with importing():
         import_pandas_on_demand()

@@ -56,7 +56,7 @@ class Options:
     """Exit after the queries instead of waiting for Ctrl-C."""
     port: int | None = None
     format: str = ""
-    """The format of the records, with a schema registry; empty for JSON without one."""
+    """The format of the records, with a schema registry; empty for JSON without a registry."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def _registry(options: Options, platform: LocalPlatform) -> LocalRegistry | None
 def _start_registry(
     registry: LocalRegistry, platform: LocalPlatform, codec: Codec, steps: Steps
 ) -> Example:
-    """Start the registry with the schemas of the orders example, and return this example."""
+    """Start the registry, register the schemas of the orders example, and return the example."""
     with steps.step("Start the schema registry, and register the schemas") as step:
         registry.start()
         orders = RegisteredOrders(HttpRegistry({"url": registry.url}), platform.pipelines, codec)
@@ -350,7 +350,7 @@ def _lock(lock: IO[str], home: Path) -> None:
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """Treat the signals that end a process like Ctrl-C."""
+    """Handle signals that end a process in the same way as Ctrl-C."""
 
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt

@@ -62,7 +62,7 @@ class Results:
         return size
 
     def differences(self, actual: Results) -> dict[str, int]:
-        """Return the number of differing keys or records of each store and topic with any."""
+        """Return the number of differing keys or records, for each store and topic that differs."""
         counts: Counter[str] = Counter()
         for kind, name, values, others in self._pairs(actual):
             for key in values.keys() | others.keys():
@@ -132,7 +132,8 @@ class Example:
             for message in read_topic(kafka, topic):
                 headers = text_headers(message)
                 key: Any = _text(message.key())
-                # The key of a windowed row is only the key, and its window is in the headers.
+                # The record's key does not contain a windowed row's window, which is in the
+                # headers.
                 if "window_start" in headers:
                     key = key, int(headers["window_start"]), int(headers["window_end"])
                 # A record without a value deletes the row of its key.

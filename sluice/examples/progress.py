@@ -37,7 +37,8 @@ class Step:
     def say(self, detail: str) -> None:
         """Report a detail.
 
-        Without a terminal, print a new detail at most once a second, and the same detail every five
+        If there is no terminal, print a new detail at most once a second, and the same detail every
+        five
         seconds.
         """
         wait_s = _REMIND_S if detail == self._said else _OFTEN_S
@@ -59,7 +60,7 @@ class Step:
 class Steps:
     """Shows steps, of which several may run at the same time. Use it in a `with` statement.
 
-    Without a terminal, each line begins with the seconds since `began`, a time of the clock
+    If there is no terminal, each line begins with the seconds since `began`, a time of the clock
     `time.monotonic`. By default, `began` is now.
     """
 

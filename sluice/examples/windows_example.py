@@ -29,7 +29,7 @@ _DISORDER_MS = 10_000
 """A visit that is not late may be at most this much older than the visits before it. This is less
 than the windows' grace."""
 _LATE_MS = 600_000
-"""A late visit is this much older than the visits before it, and so too old for every window."""
+"""A late visit is this much older than the visits before it. So it is late for every window."""
 _SIZE_MS, _ADVANCE_MS, _GRACE_MS, _GAP_MS = 60_000, 30_000, 15_000, 30_000
 _HOUR_MS = 3_600_000
 
@@ -84,8 +84,8 @@ def expected(records: Iterable[Sample]) -> Results:
             time_ms = int(_utc(visit["at"]).timestamp() * 1_000)
             visits.append((page, time_ms))
             stream_time = max(stream_time, time_ms)
-            # A late visit is ten minutes old, and a visit out of order at most ten seconds, so
-            # every limit in between tells them apart.
+            # A late visit is ten minutes old, and a visit out of order is at most ten seconds old.
+            # Every limit in between tells these two kinds apart.
             if time_ms > stream_time - _LATE_MS // 2:
                 timely.append((page, time_ms))
             else:
@@ -230,7 +230,7 @@ def _utc(text: str) -> datetime:
 
 EXAMPLE = Example(
     name="windows",
-    # One partition, because lateness depends on the other records of a partition.
+    # Each topic has one partition, because lateness depends on the other records of a partition.
     topics=dict.fromkeys(_TOPICS, 1),
     outputs=dict.fromkeys(_OUTPUTS, 1),
     count=900,

@@ -38,8 +38,8 @@ COMMITS_NOTHING: Mapping[str, str | bool] = {
     "group.id": "sluice-guard",
     "enable.auto.commit": False,
 }
-"""Settings of a run's consumers. They choose their offsets themselves and commit none, but the
-client still requires the name of a group."""
+"""Settings of a run's consumers. The consumers choose their offsets themselves and commit none, but
+the client requires the name of a group nevertheless."""
 
 _SENT_TO_EXECUTORS = ("ssl.ca", "ssl.certificate", "ssl.key", "https.ca")
 """The settings of files that the driver sends to executors."""
@@ -65,8 +65,7 @@ def quiet(kafka: Mapping[str, str]) -> dict[str, Any]:
     """
     return {
         "log_level": _CRITICAL,
-        # librdkafka waits for this time, but at most 50 ms, even before its first connection to a
-        # broker.
+        # librdkafka waits for this time (at most 50 ms) even before it first connects to a broker.
         "reconnect.backoff.ms": 20,
         **{name: value for name, value in kafka.items() if name not in _NOT_FOR_CLIENTS},
         **token_settings(kafka),
@@ -107,7 +106,7 @@ def with_certificates(kafka: Mapping[str, str]) -> dict[str, str]:
     """Return the settings with the certificates' texts in place of their files.
 
     Executors then need no copies of the files. The name of a missing file is kept, so that the
-    client's error names it. So are the files in `_READ_BY_EXECUTORS`.
+    client's error names it. The names of the files in `_READ_BY_EXECUTORS` are kept, too.
     """
     settings = dict(kafka)
     for name in _SENT_TO_EXECUTORS:
@@ -121,7 +120,7 @@ def with_certificates(kafka: Mapping[str, str]) -> dict[str, str]:
 def _missing_files(kafka: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield the settings that name a file that does not exist, with its path."""
     for name, path in kafka.items():
-        # The certificates of authorities may also be in a folder, or be the system's.
+        # `ssl.ca.location` may also be a folder, or `probe` for the system's certificates.
         if name.endswith(".location") and path != "probe" and not Path(path).exists():
             yield name, path
 
@@ -135,7 +134,7 @@ def configuration_errors(kafka: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except (KafkaException, SystemError) as error:
-        # While a client without a token is being made, a SystemError can hide the token's error.
+        # If a client gets no token when it is made, a SystemError can hide the token's error.
         if (tokenless := without_token(kafka)) is not None:
             raise tokenless from None
         if isinstance(error, SystemError):
@@ -210,7 +209,7 @@ def require_token(kafka: Mapping[str, str]) -> None:
 def unreachable(kafka: Mapping[str, str], why: str) -> BrokersUnreachable:
     """Create a BrokersUnreachable error with the configured address and librdkafka's reason.
 
-    If the client has no token, its error says why.
+    If the client has no token, return the error that says why.
     """
     if (tokenless := without_token(kafka)) is not None:
         return tokenless

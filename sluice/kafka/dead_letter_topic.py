@@ -54,12 +54,12 @@ _HEADER_BYTES = 10
 """Bytes that are counted for a header in addition to its name and content. A record can have a
 million empty headers."""
 _MOST_DIGITS = 18
-"""The most digits of an offset. Every number of this many digits fits in 64 bits."""
+"""The maximum number of digits of an offset. Every number of this many digits fits in 64 bits."""
 _LAST_PARTITION = 2**31 - 1
 
 Failure = dict[str, str]
 """A failure of a record: its reason, detail, step and time, and the positions of the record and of
-the dead letter. `kafka.redrive` makes a failure from the dead letter's headers."""
+the dead letter. `kafka.redrive` reads a failure from the dead letter's headers."""
 
 
 def topic_of(pipeline: str) -> str:
@@ -219,7 +219,7 @@ class MatchingLetters:
     markers: dict[tuple[int, int], RedriveMarker] = field(default_factory=dict)
     """Partition and offset of a dead letter → the marker of its re-drive."""
     groups: dict[tuple[str, str], Group] = field(default_factory=dict)
-    """Reason and step → the matching dead letters with both."""
+    """Reason and step → the matching dead letters with this reason and step."""
     failed_again: set[Place] = field(default_factory=set)
     """The positions of re-driven records that have become dead letters again."""
 
@@ -316,7 +316,8 @@ def redrive_markers(
 ) -> dict[tuple[int, int], RedriveMarker]:
     """Return each re-driven dead letter's marker (see `kafka.redrive`) by partition and offset.
 
-    Only for dead letters in the dead-letter topic with the id `topic_id`. Raises the same errors as
+    Include only dead letters in the dead-letter topic with the id `topic_id`. Raises the same
+    errors as
     `chosen_letters`.
     """
     if not topic_ids(kafka, [markers_of(pipeline)], ANSWER_SECONDS):

@@ -81,7 +81,8 @@ def denial_named(
         resource = {"topic": topic, "transactional-id": transactional_id}.get(kind, _UNKNOWN)
         denied = Operation(operation, kind, resource)
         if kind == "cluster":
-            # An idempotent producer needs this operation, unless it may write to some topic.
+            # An idempotent producer needs this operation, unless it may write to at least one
+            # topic.
             denied = Operation("IDEMPOTENT_WRITE" if operation == WRITE else operation, kind, "")
         raise DeniedOperation(reason, denied) from None
 
@@ -123,7 +124,10 @@ def topic_denied(kafka: Mapping[str, str], operation: str, topic: str) -> Access
 
 
 def access_denied(kafka: Mapping[str, str], operations: Sequence[Operation]) -> AccessDenied:
-    """Make the error for denied operations. It names this client, and commands that allow them."""
+    """Make the error for denied operations.
+
+    The error names this client, and commands that allow the operations.
+    """
     denied = ", and ".join(map(str, operations))
     return AccessDenied(
         f"Kafka at {_address(kafka)} denies {client_name(kafka)} {denied}.",

@@ -33,7 +33,7 @@ def token(argument: str) -> tuple[str, float]:
         else:
             made, expires_ms = signer.generate_auth_token(region)
     except AttributeError:
-        # Without credentials, version 1.0.2 of the library raises AttributeError.
+        # If there are no credentials, version 1.0.2 of the library raises AttributeError.
         raise SettingsError(
             "AWS's library has found no credentials.",
             next_step="Give this process credentials: a role, a profile or environment variables.",
@@ -42,7 +42,10 @@ def token(argument: str) -> tuple[str, float]:
 
 
 def provider() -> Any:
-    """Return the class of AWS's library that makes tokens. Raise SettingsError if it is missing."""
+    """Return the class of AWS's library that makes tokens.
+
+    Raise SettingsError if the library is missing.
+    """
     try:
         from aws_msk_iam_sasl_signer import (  # type: ignore[import-not-found]
             MSKAuthTokenProvider,

@@ -15,13 +15,13 @@ HELD_SECONDS = 40.0
 class HeldPartitions:
     """Remembers when this process first saw each open transaction that holds back records.
 
-    Kafka does not say when a transaction began. Nor do the timestamps of its records, because
-    producers choose them, and may set event times.
+    Kafka does not say when a transaction began. The timestamps of its records do not say so either,
+    because producers choose them, and may set event times.
     """
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, int], tuple[int, datetime]] = {}
-        """Topic and partition → the offset at which records are held back, and when it was first
+        """Topic and partition → the offset at which records are held back, and when this was first
         seen."""
 
     def since(self, lag: Lag, now: datetime) -> datetime | None:

@@ -1,10 +1,10 @@
 """Reads ranges of offsets. Hides gaps, ends and errors of partitions from all other modules.
 
-A range can have fewer records than offsets: compaction removes records, and a reader of committed
+A range can have fewer records than offsets. Compaction removes records, and a reader of committed
 records sees neither the markers of transactions nor the records of aborted transactions. Such
 offsets can be at the beginning of a range, at its end, or everywhere. A range has therefore been
-read completely as soon as the reader gets a record behind the range, or reaches the partition's end
-at or behind the range's end.
+read completely in two cases. The reader gets a record after the range, or it reaches the
+partition's end, which is not before the range's end.
 """
 
 from __future__ import annotations
@@ -94,9 +94,10 @@ _decode_statistics = msgspec.json.Decoder(_Statistics).decode
 class RangeReader:
     """A consumer that reads the committed records of ranges. Use it in a `with` block.
 
-    `settings` are more settings of the consumer. Those of the connection take precedence. If the
-    topic no longer has all records of a range, this is an error, or with `skips_lost`, the
-    remaining records are read. `longest_silence_s`: how long the reader waits for records;
+    `settings` are more settings of the consumer. The settings of the connection take precedence. If
+    the
+    topic no longer has all records of a range, the reader raises an error or, with `skips_lost`,
+    reads the remaining records. `longest_silence_s`: how long the reader waits for records;
     `LONGEST_SILENCE_S` by default.
     """
 
@@ -151,8 +152,8 @@ class RangeReader:
     def read(self, ranges: Iterable[Range]) -> Iterator[PartitionRecords]:
         """Yield the records of ranges of different partitions, which are read at the same time.
 
-        Raises BrokersUnreachable if no records arrive for `longest_silence_s`, and EngineError if
-        records of a range are no longer in the topic, or for another error of Kafka.
+        Raises BrokersUnreachable if no records arrive for `longest_silence_s`. Raises EngineError
+        if records of a range are no longer in the topic, or for another error of Kafka.
         """
         self._ranges = {}
         for part in ranges:
@@ -172,7 +173,7 @@ class RangeReader:
                 count += self._ranges[partition].end - self._positions[partition]
             messages = self.consumer.consume(min(count, at_once), _WAIT_S)
             records, others = messages, []
-            # Most calls return records only.
+            # Most calls return only records, and no errors or ends of partitions.
             if any(map(Message.error, messages)):
                 records = []
                 for message in messages:
@@ -185,7 +186,7 @@ class RangeReader:
             if records:
                 at_once = _count_at_once(records)
                 yield from self._of_ranges(records)
-                # Do not count the time that the caller took as silence of the brokers.
+                # The time that the caller took does not count as silence of the brokers.
                 self._note_answer()
             del records
             for message in others:
@@ -402,7 +403,8 @@ def _offsets(messages: Sequence[Message]) -> Integers:
     import numpy as np
 
     first, last = messages[0].offset() or 0, messages[-1].offset() or 0
-    # Offsets increase, so the messages have all offsets in between. There is no need to read each
+    # Offsets increase, so the messages have all offsets between the first and the last. There is no
+    # need to read each
     # message's offset.
     if last - first == len(messages) - 1:
         return np.arange(first, last + 1)
@@ -410,7 +412,7 @@ def _offsets(messages: Sequence[Message]) -> Integers:
 
 
 def _count_at_once(records: Sequence[Message]) -> int:
-    """Return how many records a call should read, if they are as large as these."""
+    """Return how many records a call should read if further records are as large as these."""
     sizes = [len(record) for record in records[:_SIZES_READ]]
     return min(_AT_ONCE, max(_BYTES_AT_ONCE * len(sizes) // max(sum(sizes), 1), 1))
 

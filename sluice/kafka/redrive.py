@@ -1,8 +1,8 @@
 """Re-drives dead letters: writes the record of each dead letter to its source topic again, once.
 
 Each transaction writes records to their source topics and a marker for each record to
-`PIPELINE_redriven`. Therefore no record is written twice because of a crash, a second request or a
-second process, nor after the loss of this topic (see `redrive_topic`). A marker names its dead
+`PIPELINE_redriven`. Therefore each record is written only once, even after a crash, a second
+request, a second process, or the loss of this topic (see `redrive_topic`). A marker names its dead
 letter by the id of the dead-letter topic, partition and offset, because offsets start again if a
 topic is created again. A record's earlier failures are in the markers of its re-drives. The headers
 with these failures are only a copy for other readers of the source topic.
@@ -191,7 +191,7 @@ def _send(
     """Write records and their markers in one transaction.
 
     Returns the dead letters that still have to be re-driven. If the broker refuses a record,
-    nothing is written, and these are all other dead letters. Otherwise, the result is empty.
+    nothing is written, and the result has all other dead letters. Otherwise, the result is empty.
     """
     records = _originals(kafka, letters)
     sent: dict[tuple[int, int], RedriveMarker] = {}

@@ -1,4 +1,4 @@
-"""The topic of re-drives, with a marker for each re-driven dead letter, and the record of its id.
+"""The topic with a marker for each re-driven dead letter, and the record of this topic's id.
 
 If this topic were lost unnoticed, the next re-drive would write every record to its source topic a
 second time. Therefore the topic's id is in the topic of the pipeline's batches, `PIPELINE_markers`,
@@ -38,7 +38,7 @@ def transactional_id(pipeline: str) -> str:
 def require_redrive_topic(kafka: Mapping[str, str], pipeline: str, producer: Producer) -> None:
     """Create the topic before the first re-drive. Later, raise OutputError if it was deleted.
 
-    `producer` has the re-drives' transactional id. It keeps other processes from re-driving
+    `producer` has the re-drives' transactional id. The id keeps other processes from re-driving
     meanwhile.
     """
     topic = markers_of(pipeline)

@@ -65,7 +65,7 @@ class ReplacedFiles:
 
 
 class LastingAdmin:
-    """An administrative client. It is made anew after files of its settings were replaced."""
+    """Keeps an administrative client, and makes a new one after files of its settings change."""
 
     def __init__(self, kafka: Mapping[str, str]) -> None:
         self._kafka = kafka

@@ -1,4 +1,4 @@
-"""Functions that make tokens for clients that log in with OAUTHBEARER, such as those of AWS.
+"""Functions that make tokens for clients that log in with OAUTHBEARER, for example at AWS.
 
 Settings are passed on to tasks in other processes, so a setting can only be text. Therefore the
 setting `oauth_cb` has a function's name, and each process imports the function. The function takes
@@ -28,8 +28,8 @@ _ENDPOINT = "sluice.kafka.token_endpoint.shared_token"
 _MSK_SERVER = re.compile(r"\.kafka(?:-serverless)?\.([a-z0-9-]+)\.amazonaws\.com", re.IGNORECASE)
 _LEAST_RETURNED = 2
 _LATER = 100
-"""A time in ms is about a thousand times the present time in seconds. No token is valid until even
-this many times the present time."""
+"""If a token's expiry is more than this many times the present time, it is in ms rather than in
+seconds."""
 _SHARED_PART = 0.5
 """After this part of a token's lifetime, further clients of the process get a new token."""
 
@@ -70,7 +70,8 @@ class TokenFunction:
 def token_settings(kafka: Mapping[str, str]) -> dict[str, str | TokenFunction]:
     """Return the settings by which a client with these settings gets tokens from a function.
 
-    Empty if it needs no such tokens. Raises SettingsError if there is no such function.
+    The result is empty if the client needs no such tokens. Raises SettingsError if there is no such
+    function.
     """
     name, argument = _named(kafka)
     if not name:

@@ -144,7 +144,8 @@ def _wait_until_listed(kafka: Mapping[str, str], admin: AdminClient, names: Set[
     until = time.monotonic() + _TIMEOUT_S
     with broker_errors(kafka):
         for name in sorted(names):
-            # Without a name, the broker would describe every topic of the cluster.
+            # Ask for a topic by name. Otherwise, the broker would describe every topic of the
+            # cluster.
             while not _is_listed(admin, name):
                 if time.monotonic() > until:
                     raise EngineError(
@@ -276,7 +277,7 @@ def read_topic(
 ) -> Iterator[Message]:
     """Yield a topic's committed records up to its current end, in the order of each partition.
 
-    With `since_ms`, starts at each partition's first record with this timestamp or a later
+    If `since_ms` is given, starts at each partition's first record with this timestamp or a later
     timestamp. Raises BrokersUnreachable if no broker answers, or no records arrive for
     `longest_silence_s` (see `RangeReader`), and EngineError if the topic cannot be read.
     """
@@ -313,7 +314,7 @@ def _offsets_since(
     bounds: Mapping[int, tuple[int, int]],
     since_ms: int,
 ) -> dict[int, int]:
-    """Return the offset of each partition's first record at or after `since_ms`, or its end."""
+    """Return each partition's offset of the first record at or after `since_ms`, or its end."""
     times = [TopicPartition(topic, number, since_ms) for number in bounds]
     offsets: dict[int, int] = {}
     for answer in consumer.offsets_for_times(times, _TIMEOUT_S):
@@ -360,7 +361,7 @@ def described_topics(
 ) -> dict[str, TopicDescription]:
     """Return topic → its description, without the missing topics.
 
-    The request names only these topics. With `with_operations`, the descriptions also list the
+    The request names only these topics. If `with_operations` is set, the descriptions also list the
     operations that this client may do, if the broker can list them.
 
     Raises KafkaException if no broker answers within `seconds`, or if the client may not describe a
@@ -383,7 +384,7 @@ def described_topics(
 
 
 def require_writable(kafka: Mapping[str, str], topics: Collection[str]) -> None:
-    """Raise EngineError if one of the topics does not exist, or if Kafka denies to write to it.
+    """Raise EngineError if one of the topics does not exist, or if Kafka denies writing to it.
 
     Call this to explain why a write fails or takes long. Does nothing if no broker answers.
     """
@@ -450,7 +451,7 @@ def _pairs(headers: Any) -> Headers:
 def records_at(
     kafka: Mapping[str, str], places: Iterable[Place]
 ) -> Iterator[tuple[Place, Message]]:
-    """Yield the committed records at these places, with their places. Leave out empty places.
+    """Yield the committed records at these places, with their places. Leave out lost records.
 
     Raises BrokersUnreachable if no broker answers, and EngineError if a topic cannot be read.
     """

@@ -1,4 +1,4 @@
-"""Counts the records that a pipeline has not read: `Lag` computes them from offsets."""
+"""Counts the records that a pipeline has not read: `Lag` computes the counts from offsets."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Lag:
     """The end and begin offsets of topics, and the offsets up to which the pipeline has read."""
 
     ends: Offsets
-    """The end offsets for a reader of committed records: if a partition has open transactions, such
-    a reader stops before the first record of the oldest of them."""
+    """The end offsets for a reader of committed records. If a partition has open transactions, such
+    a reader stops before the first record of the oldest transaction."""
     positions: Offsets
     begins: Offsets
     full_ends: Offsets = field(default_factory=dict)
@@ -120,7 +120,7 @@ class Lag:
         return Lag(ends, positions, self.begins, self.full_ends, self.broker, self.denied)
 
     def still_held(self, later: Lag) -> Lag:
-        """Return `later`, limited to partitions that the same transaction holds back in both."""
+        """Return `later`, limited to partitions that the same transaction still holds back."""
         before = self.held_ends
         ends: Offsets = {}
         for topic, later_ends in later.held_ends.items():
@@ -133,7 +133,7 @@ class Lag:
     def _count(self, topic: str, partition: int, end: int) -> int:
         """Return the number of offsets before `end` that the pipeline has not read."""
         # If the topic was deleted and created again, count at least one record, even if the topic
-        # is empty: a run must start to report the change.
+        # is empty. A run then starts, and reports the change.
         is_new = self.positions.get(topic, {}).get(partition, 0) > end
         return max(end - self._first(topic, partition, end), int(is_new))
 
@@ -178,8 +178,8 @@ def _partitions(
 ) -> tuple[list[TopicPartition], str, frozenset[str]]:
     """Find the partitions of the topics, the address of a broker, and denied topics.
 
-    Topics that do not exist are omitted. Without a pattern, the request names only these topics,
-    however many the cluster has.
+    Topics that do not exist are omitted. If there is no pattern, the request names only these
+    topics, however many the cluster has.
     """
     partitions: list[TopicPartition] = []
     broker = ""

@@ -156,8 +156,8 @@ def start(
     """Start a broker with its data in `folder`, and wait until it answers.
 
     The broker keeps running after this process ends, until `stop(folder)`. Raises PreflightError if
-    a broker already uses the folder, if the port is in use, if Java or the jars are missing, or if
-    the broker ends or does not answer. In the last two cases, the error has the end of the log.
+    a broker already uses the folder, if the port is in use, or if Java or the jars are missing.
+    Also raises PreflightError, with the end of the log, if the broker ends or does not answer.
     """
     folder = folder.absolute()
     if broker := running(folder):
@@ -177,7 +177,8 @@ def start(
     classes = jars.parent, sorted(jars.glob("*.jar"))
     if not (folder / "data" / "meta.properties").is_file():
         # Kafka's format tool loads most of the classes that a broker loads at its start, and ends
-        # at once. So it also writes their archive, in a second. With the archive, a broker starts
+        # at once. So it also writes the archive of these classes, in a second. With the archive, a
+        # broker starts
         # in 2.9 CPU seconds instead of 4.2.
         with class_archive(*classes) as archive:
             _format([*java, *_QUICK, archive], folder, configuration)

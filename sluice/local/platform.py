@@ -181,7 +181,7 @@ class LocalPlatform:
             airflow.close()
 
     def stop(self) -> None:
-        """Stop all processes: Airflow first, because it uses the broker."""
+        """Stop all processes. Airflow stops first, because it uses the broker."""
         stop(list(self._services.values()))
         self._services.clear()
         self.kafka.stop()
@@ -265,8 +265,8 @@ def clear(home: Path) -> None:
 def _is_ours(session: int, created: float) -> bool:
     """Return whether the processes with this session id belong to the recorded session.
 
-    If the session's first process has ended, they belong to it: the id is not used again while any
-    process of the session is alive.
+    If the session's first process has ended, the processes belong to the recorded session. A
+    session's id is not used again while any of its processes is alive.
     """
     try:
         return psutil.Process(session).create_time() == created
@@ -285,7 +285,7 @@ def write_secret(file: Path, text: str) -> None:
 def _secrets() -> dict[str, str]:
     """Return secrets that Airflow's components share.
 
-    Without them, each component would write its own secrets to airflow.cfg.
+    Otherwise, each component would write its own secrets to airflow.cfg.
     """
     return {
         "AIRFLOW__API__SECRET_KEY": secrets.token_urlsafe(32),

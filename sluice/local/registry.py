@@ -33,7 +33,8 @@ _JVM = ["-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
 class LocalRegistry:
     """A schema registry that runs during a `with` block.
 
-    A start after a stop begins without schemas. `config` has more of the registry's settings.
+    If it is stopped and started again, it has no schemas. `config` has more of the registry's
+    settings.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class LocalRegistry:
     def start(self) -> None:
         """Start the registry, and wait until it answers.
 
-        Download its archive first if it is missing. Raises PreflightError.
+        If the registry's archive is missing, download it first. Raises PreflightError.
         """
         java = find_java().path
         app = _unpacked(java)

@@ -20,7 +20,8 @@ _LOG_LINES = 25
 class Service:
     """A running program.
 
-    Its session contains all processes that it has started, even if their parents have ended.
+    The program's session contains all processes that it has started, even if their parents have
+    ended.
     """
 
     name: str

@@ -94,7 +94,7 @@ class DatabaseTable:
         return found
 
     def _read(self, keys: Sequence[str]) -> dict[str, Row]:
-        """Return the rows of these keys in the database. Keys without a row are missing."""
+        """Return the rows of these keys in the database. The result omits keys without a row."""
         values: dict[str, Any] = {}
         for key in keys:
             value = self._key_value(key)
@@ -234,7 +234,8 @@ def _first_cause(error: BaseException) -> str:
 
 @cache
 def _engine(connection: str, url: URL) -> Engine:
-    # Each read opens and closes a connection. None stays open while a run waits for records.
+    # Each read opens and closes a connection. No connection stays open while a run waits for
+    # records.
     return create_engine(url, poolclass=NullPool, hide_parameters=True)
 
 

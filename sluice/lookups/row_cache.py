@@ -44,7 +44,7 @@ class RowCache:
         return cached, missing
 
     def add(self, keys: Sequence[str], rows: Mapping[str, Row], read_at: float) -> None:
-        """Cache the rows of keys. `read_at` is the time of the clock at which they were read.
+        """Cache the rows of keys. `read_at` is the time of `clock` at which the rows were read.
 
         If there are more than `size` rows, remove those that have not been used for the longest
         time.

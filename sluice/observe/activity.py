@@ -1,7 +1,7 @@
 """Who did what to a pipeline, and when: from the ledger, Airflow's runs, and the pipeline's runs.
 
 Airflow knows which user started a run there. Nobody records who changed a pipeline's file or
-installed another version of Sluice, but the next run shows that it has happened.
+installed another version of Sluice, but the next run shows the change.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def _verify_shards(ledger: Ledger, info: GenerationInfo, newest: Audit, out: Con
     damaged = False
     before = ledger.quarantine.inspect(info.ref)
     # A worker may have moved since the ledger was first read, so the addresses of the shards are
-    # read again. If a worker moves from now on, `conclude` notices.
+    # read again. If a worker moves from now on, `conclude` detects the move.
     info = ledger.generations.get(info.ref) or info
     for worker in info.workers:
         try:
@@ -202,7 +202,7 @@ def _verify_states(ledger: Ledger, ref: GenerationRef, shard: Shard, worker: int
         try:
             return shard.verify_states(newest.batch, newest.published_checksums(worker))
         except DamagedState:
-            # If a run has published a newer snapshot meanwhile, the operator states of this
+            # If a run has published a newer snapshot meanwhile, the operator states of the older
             # snapshot are gone.
             before, newest = newest, ledger.audits.newest(ref)
             if newest is None or newest.batch == before.batch:

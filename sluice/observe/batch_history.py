@@ -16,7 +16,7 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationInfo
 
 MOST_BATCHES = 5_000
-"""How many batches are read at most. A pipeline that lingers publishes 60,000 a day."""
+"""How many batches are read at most. A pipeline that lingers publishes 60,000 batches a day."""
 
 _MOST_WRONG = 10
 

@@ -227,7 +227,7 @@ def severity(kinds: Collection[FailureKind]) -> int:
 def by_cause(failures: Iterable[Failure]) -> list[list[Failure]]:
     """Group failures that say the same about several pipelines.
 
-    The groups with the worst failures come first. Equally bad ones are sorted by pipeline.
+    The groups with the worst failures come first. Equally bad groups are sorted by pipeline.
     """
     causes: dict[tuple[str, ...], list[Failure]] = {}
     by_pipeline = sorted(failures, key=lambda failure: failure.pipeline)

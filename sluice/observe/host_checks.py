@@ -1,7 +1,7 @@
 """Checks of this host: whether state servers answer it, its disks have space, its clock is right.
 
-Triggers, state servers and `sluice status` make these checks. They record what is wrong as failures
-in the ledger, so that all of them report the same time at which a failure began.
+Triggers, state servers and `sluice status` make these checks. They record problems as failures in
+the ledger, so that all of them report the same beginning of a failure.
 """
 
 from __future__ import annotations
@@ -195,8 +195,8 @@ def _look_at_servers(servers: Mapping[str, str]) -> tuple[dict[str, Sight], set[
         errors = list(threads.map(_error_of, servers.values(), servers))
     for address, error in zip(servers, errors, strict=True):
         if isinstance(error, StateError):
-            # The next step is HostSilent's own, except after ServerHangs. Other errors advise to
-            # check the address, which is from the ledger.
+            # Use HostSilent's own next step, except after ServerHangs. The next step of other
+            # errors is to check the address, but here the address is from the ledger.
             next_step = error.next_step if isinstance(error, ServerHangs) else ""
             silent[address] = Sight("host", address, HostSilent(error.detail, next_step=next_step))
         elif error is not None:

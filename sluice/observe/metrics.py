@@ -17,7 +17,7 @@ from sluice.state.shard.sizes import sizes_of
 from sluice.values.record_places import Partition
 
 WorkerOf = tuple[str, int]
-"""A pipeline and the number of its worker."""
+"""A pipeline and the number of one of its workers."""
 
 PREFIX = "sluice_"
 COUNT = "_count"
@@ -187,7 +187,7 @@ def _of_lag(
     times: dict[str, list[datetime]] = {topic: [] for topic in lag.ends}
     for place in lag.first_unread():
         (topic, _), _ = place
-        # Without the timestamp of one partition, the age of the topic's oldest record is unknown.
+        # If one partition's timestamp is missing, the age of the topic's oldest record is unknown.
         if place in oldest_unread and topic in times:
             times[topic].append(oldest_unread[place])
         else:

@@ -114,7 +114,8 @@ def batches(
 ) -> list[answers.BatchHistory]:
     """Return the newest batches of a pipeline's current generation, newest first.
 
-    `airflow` is Airflow's root path. With `since`, only batches published at this time or later.
+    `airflow` is Airflow's root path. If `since` is given, return only batches published at this
+    time or later.
     """
     snapshots = ledger.snapshots.recent(info.pipeline, limit, since)
     audits = {audit.batch: audit for audit in ledger.audits.recent(info.ref, len(snapshots) or 1)}
@@ -124,7 +125,7 @@ def batches(
 def _dead_letters(ledger: Ledger, since: datetime) -> dict[str, dict[str, int]]:
     """Return each pipeline's number of dead letters by reason, the most frequent reason first.
 
-    Counts the snapshots published since a time.
+    Only dead letters of snapshots published since `since` are counted.
     """
     counted: dict[str, Counter[str]] = {}
     # A pipeline that lingers publishes 60,000 snapshots a day, but few of them have dead letters.
@@ -166,7 +167,7 @@ def generations(
 def run_figures(ledger: Ledger, pipeline: str, run: str) -> dict[str, Any]:
     """Return the snapshots that a run published, and the sums of its batches' counts.
 
-    Programs that wait for a run read them.
+    Programs that wait for a run read this result.
     """
     counts: Counter[str] = Counter()
     snapshots: list[str] = []

@@ -100,7 +100,7 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 
 def _most_bytes(process: psutil.Process) -> int:
-    """Return the peak memory of a process, in bytes; without `/proc`, its present memory."""
+    """Return the peak memory of a process in bytes; if there is no `/proc`, its present memory."""
     import psutil
 
     with suppress(OSError):

@@ -18,7 +18,7 @@ _SELECTOR = re.compile(r"\b(sluice_[a-z0-9_]+)(?:\{([^}]*)\})?")
 def alert_rules(owner: str = "", pipelines: Sequence[str] = ()) -> str:
     """Return the rules for Prometheus, as YAML.
 
-    With an owner, return only the rules about single pipelines, restricted to these pipelines and
+    If `owner` is given, return only the rules about single pipelines, limited to `pipelines` and
     with the label `owner`. The other rules are about hosts, which all owners share.
     """
     text = RULES.read_text()
@@ -41,7 +41,7 @@ def _with_owner(owner: str) -> Callable[[re.Match[str]], str]:
 
 
 def dashboard(owner: str = "", pipelines: Sequence[str] = ()) -> str:
-    """Return the dashboard for Grafana, as JSON: of all pipelines, or of those of an owner."""
+    """Return the dashboard for Grafana, as JSON: of all pipelines, or of an owner's pipelines."""
     text = DASHBOARD.read_text()
     if not owner:
         return text
@@ -56,7 +56,7 @@ def dashboard(owner: str = "", pipelines: Sequence[str] = ()) -> str:
 
 
 def _group(owner: str) -> str:
-    """Return a name for the owner's rules and dashboard, of characters that both programs take."""
+    """Return a name for the owner's rules and dashboard that Prometheus and Grafana accept."""
     name = re.sub("[^a-z0-9]+", "-", owner.lower()).strip("-")
     return f"sluice-{name}"[:40]
 

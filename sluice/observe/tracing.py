@@ -40,7 +40,7 @@ _tracers: list[Tracer] = []
 def trace_context() -> dict[str, str]:
     """Return environment variables that make the current span the parent of a driver's run.
 
-    Without a span, there are none.
+    Return an empty dict if there is no current span.
     """
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -51,7 +51,7 @@ def trace_context() -> dict[str, str]:
 
 @contextmanager
 def traced_run(pipeline: str, run: str) -> Iterator[None]:
-    """Trace the run in the block. `run` is the run's name in Airflow; empty without Airflow.
+    """Trace the run in the block. `run` is its name in Airflow; empty if it runs without Airflow.
 
     A collector that does not answer, or a missing package, does not affect the run.
     """

@@ -30,13 +30,14 @@ def accept_topics(
 
     Return those that were deleted, or that have lost the newest marker.
 
-    With `restored`, the topics have all of their records again. Otherwise, the next run creates the
-    topics that are missing, and if it repeats a batch whose driver has ended, it writes the batch's
+    If `restored` is set, the topics have all of their records again. Otherwise, the next run
+    creates the
+    missing topics. If this run repeats a batch whose driver has ended, it writes the batch's
     records to these topics again.
 
     If the markers are lost, the ledger tells which batch was published last. If a later batch was
-    begun, its output may be written already, and the next run writes it again: raises Refused,
-    unless `may_repeat`.
+    begun, its output may have been written already, and the next run writes it again. In this case,
+    raise Refused, unless `may_repeat`.
 
     Raise LeaseError while a run is in progress, and EngineError if a topic cannot be restored
     because it is missing.
@@ -136,7 +137,7 @@ def _require_no_begun_batch(ledger: Ledger, newest: Audit, outputs: Sequence[str
 
 
 def _newest_begun(ledger: Ledger, ref: GenerationRef) -> int:
-    """Return a generation's newest batch in the ledger or a shard, or -1 before the first batch.
+    """Return a generation's newest batch in the ledger or a shard; -1 if there is no batch.
 
     The shards have later batches than the ledger if the ledger has lost its newest commits.
     """

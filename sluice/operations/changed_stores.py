@@ -1,8 +1,10 @@
 """Computes a pipeline's new and changed stores from its topics, and keeps its other stores.
 
-The changed stores, and what they need, are computed as a job of their own, in a generation that
-readers do not see, while runs go on. The rows of this generation and the kept rows of the newest
-snapshot then fill the shards of a new generation, which becomes current in one transaction. If the
+The changed stores, and the steps that they need, are computed as a separate job, in a generation
+that readers do not see. Meanwhile, runs go on. The rows of this generation and the kept rows of the
+newest
+snapshot then fill the shards of a new generation. The new generation becomes current in one
+transaction. If the
 driver is killed before this transaction, the next call continues the computation.
 """
 
@@ -55,7 +57,8 @@ class _State:
 class ChangedStores:
     """Adapts a pipeline's state to its changed file.
 
-    With `from_topics`, new stores may lack records that Kafka has deleted since the other stores
+    If `from_topics` is set, new stores may lack records that Kafka has deleted since the other
+    stores
     read them.
     """
 
@@ -101,7 +104,7 @@ class ChangedStores:
             with self._lease(ledger) as lease:
                 self._require_same(ledger, lease, state, part)
                 steps = rebuild.steps_since(ledger, lease.ref, ref).published
-            # These steps have only the records that runs have read during the first build.
+            # The second build reads only the records that runs have read during the first build.
             rebuild.build(ref, steps)
             with self._lease(ledger) as lease:
                 state = self._require_same(ledger, lease, state, part)

@@ -1,4 +1,4 @@
-"""Compares the generation that a replay has built beside the current one, store by store.
+"""Compares the current generation with the one that a replay has built, store by store.
 
 `sluice deploy` builds a changed pipeline's state in a new generation, which queries do not read.
 Then it reports how this generation's answers differ from the current generation's after the same
@@ -122,8 +122,8 @@ class Deployment:
 def compare_generations(ledger: Ledger, pipeline: str) -> Deployment:
     """Compare the generation that a replay has built with the current one.
 
-    Raise EngineError if there is no such generation, and NotFound if the pipeline is not in the
-    ledger or one of the generations has no snapshot yet.
+    Raise EngineError if there is no such generation. Raise NotFound if the pipeline is not in the
+    ledger, or if one of the generations has no snapshot yet.
     """
     number = ledger.generations.current_number(pipeline)
     if number is None:

@@ -72,8 +72,8 @@ class _Group:
 
     number: int
     inputs: tuple[_Input, ...]
-    """The groups from which the values come. There are several if stores share rows now whose rows
-    were separate before, or if some stores are kept and others computed."""
+    """The groups from which the values come. There are several if stores now share rows that were
+    separate before, or if some stores are kept and others computed."""
     columns: tuple[tuple[int, int], ...]
     """For each store: the index in `inputs` of the group with the store's value, and the value's
     column there."""
@@ -114,7 +114,7 @@ _decode = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 class GroupMerge:
-    """Fills a new generation's shards from those of the old one and of the changed stores."""
+    """Fills a new generation's shards from the old generation and the changed stores."""
 
     def __init__(
         self,
@@ -127,8 +127,9 @@ class GroupMerge:
         self.job, self.old, self.part, self.new = job, old, part, new
         operators = dict(changes.operators)
         if part is not None:
-            # A suppress step holds results back. If a step after it has changed, that step may need
-            # the value that each of these results replaces. The old generation's state may lack
+            # A suppress step holds results back. If a step after the suppress step has changed, it
+            # may need the value that each of these results replaces. The old generation's state may
+            # lack
             # this value, so the suppress step gets the computed state.
             held_back: set[str] = set()
             for operator in part.job.operators:
@@ -273,7 +274,8 @@ class GroupMerge:
                 stores.update(column.store for column in group.store_columns)
         if self.part is not None and not stores <= self.kept_stores:
             # The ledger has one time up to which the windows of all groups are closed. The computed
-            # groups may have reached an earlier time than the kept groups, so the earlier is taken.
+            # groups may have reached an earlier time than the kept groups, so the earlier time is
+            # taken.
             snapshot = ledger.snapshots.get(self.old.ref, batch)
             positions = snapshot.positions if snapshot else {}
             partitions = {topic: len(of_topic) for topic, of_topic in positions.items()}
@@ -286,8 +288,8 @@ class GroupMerge:
     def _names(self, *, is_kept: bool) -> Mapping[str, Collection[str]]:
         """Return earlier name of an operator or group → its names in the new generation.
 
-        With `is_kept`, earlier names are from the old generation, otherwise from the generation of
-        the changed stores. A group has the name of its first store.
+        If `is_kept` is set, earlier names are from the old generation, otherwise from the
+        generation of the changed stores. A group has the name of its first store.
         """
         names: dict[str, set[str]] = defaultdict(set)
         if is_kept:

@@ -15,7 +15,7 @@ def require_complete(
     *,
     next_step: str,
 ) -> None:
-    """Raise EngineError, with this next step, if a batch was begun or written but not published."""
+    """Raise EngineError, with `next_step`, if a batch was begun or written but not published."""
     planned = ledger.plans.unpublished(published.ref)
     begun = [batch.number for batch in (planned, written) if batch is not None]
     last = max(begun, default=-1)

@@ -6,8 +6,8 @@ registers the new placement. The old shard stays sealed, and its server answers 
 readers have seen the new placement.
 
 The ledger registers the new placement only if the worker's placement has not changed since the move
-began. A move that was paused meanwhile therefore neither puts the worker back to an old copy, nor
-seals or unseals a shard.
+began. Therefore, if the placement changes while a move is paused, the move neither puts the worker
+back to an old copy, nor seals or unseals a shard.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) 
     """Move a worker with all its shards to `place`. Return the number of copied versions.
 
     The call can be repeated. Raise NotFound if the pipeline has no such worker. Raise Refused if
-    another server answers at that address, if the server is the worker's standby, or if another
+    another server answers at the address in `place`, if the server is the worker's standby, or if
+    another
     command has changed the worker's placement meanwhile.
     """
     require_server(ledger, place)
@@ -69,7 +70,7 @@ def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) 
             ledger.placements.finish_move(change)
         except Refused:
             # The old shards stay in use, so they are unsealed. If a newer move has begun, it has
-            # sealed them for its own copy, and they stay sealed.
+            # sealed the shards for its own copy, and they stay sealed.
             if ledger.placements.is_newest(change):
                 for source in sources:
                     source.seal(sealed=False)

@@ -30,8 +30,8 @@ class NewInstallation:
     def finish_interrupted(self, *, next_step: str) -> bool:
         """Finish a copy that was interrupted after its ledger was copied.
 
-        Return whether there was such a copy. Raise Refused, with this next step, if the ledger
-        has pipelines that come from elsewhere.
+        Return whether there was such a copy. Raise Refused, with `next_step`, if the ledger has
+        pipelines that come from elsewhere.
         """
         pipelines = self._target.generations.pipelines()
         if not pipelines:

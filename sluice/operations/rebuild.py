@@ -47,7 +47,7 @@ from sluice.engine.run.pipeline_check import NoRecords
 from sluice.engine.run.replay import ReplayStep, replay_steps
 from sluice.engine.run.streaming_query import JobQuery
 from sluice.errors import EngineError, Refused, StateError
-from sluice.operations.recovery import leftover_shards, recover
+from sluice.operations.recovery import recover
 from sluice.plan import Job
 from sluice.settings import Settings
 from sluice.state.ledger.audits import Audit
@@ -57,6 +57,7 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.sources import SourcePartition
 from sluice.state.model import GenerationRef, Snapshot
 from sluice.state.remote.opening import drop_shard
+from sluice.state.shard.addresses import shards_of
 from sluice.values.record_places import Partition
 from sluice.values.replay_span import EVERYTHING, Point, Span
 
@@ -67,13 +68,14 @@ log = structlog.get_logger()
 class Rebuild:
     """Rebuilds a pipeline's state.
 
-    With `from_topics`, the rebuild may read fewer records than the old generation, because the
+    If `from_topics` is set, the rebuild may read fewer records than the old generation, because the
     topics may have deleted some. `run` promotes the new generation at once, and runs wait for it.
     `replay` builds the new generation beside the current generation while runs go on. The new
     generation stays there until it is dropped or promoted. `promote` repeats the batches that were
     published meanwhile, and then makes the new generation current.
 
-    With `only`, these methods raise LeaseError if this generation is not current any more. `why` is
+    If `only` is given, these methods raise LeaseError if generation `only` is not current any more.
+    `why` is
     the damage to repair, if any; it is stored in a note together with the duration of the rebuild.
     """
 
@@ -98,14 +100,14 @@ class Rebuild:
             old = lease.ref
             rebuilding = self.with_topics(ledger, old)
             self._require_kept_interface(ledger, old)
-            # Remove the generation that an earlier rebuild has left if it was killed.
+            # If an earlier rebuild was killed, remove the generation that it has left.
             drop_other_generations(ledger, self.job.pipeline.name, lease.row)
             sources, now = rebuilding._sources(ledger, old)
             history = rebuilding._history(ledger, old, sources, now)
             new = ledger.generations.new(name, self.newest_writer(old))
             ledger.sources.replace(new, sources, lease.row)
-            # If a worker moves while the generation is built, the promotion fails, because the
-            # worker's new shard is at the server from which the worker has moved.
+            # If a worker moves while the generation is built, the promotion fails: the worker's new
+            # shard is at the server that the worker has left.
             places = ledger.placements.epochs(name)
             rebuilding.build(new, history.published)
             # Compare the state before the unpublished batch is built, because that batch has no
@@ -130,7 +132,7 @@ class Rebuild:
 
         A ledger that was lost is recovered from the markers first.
 
-        With `from_topics`, the pipeline may be unknown. Otherwise, raise Refused if the ledger
+        If `from_topics` is set, the pipeline may be unknown. Otherwise, raise Refused if the ledger
         cannot be recovered.
         """
         name = self.job.pipeline.name
@@ -146,10 +148,10 @@ class Rebuild:
         return recovered is not None
 
     def _begin_anew(self) -> int:
-        """Build a first generation from the topics, of a pipeline that the ledger does not know.
+        """Build the first generation of a pipeline that the ledger does not know, from its topics.
 
-        Write no output for the records up to the newest marker or, without markers, for those that
-        the topics have now. Return the generation's number.
+        Write no output for the records up to the newest marker. If there are no markers, write no
+        output for the records that the topics have now. Return the generation's number.
         """
         name = self.job.pipeline.name
         note = (
@@ -164,7 +166,7 @@ class Rebuild:
                 self.settings.kafka, Writer(lease.ref, self.job.pipeline.markers)
             ).markers
             new = ledger.generations.new(name, max(written, default=0))
-            for address in leftover_shards(self.settings, new, self.job.pipeline.workers):
+            for address in shards_of(self.settings.shards, name).get(new.generation, []):
                 drop_shard(address)
             ledger.sources.replace(new, sources, lease.row)
             stops: dict[Partition, int] = {}
@@ -243,7 +245,7 @@ class Rebuild:
     def promote(self) -> int:
         """Bring the generation that `replay` has built up to date, and make it current.
 
-        Return its number. Do nothing if the promotion is repeated, such as after the connection
+        Return its number. Do nothing if the promotion is repeated, for example after the connection
         to the ledger was lost. Raise EngineError if there is no such generation, and the same
         errors as `run`.
         """
@@ -280,7 +282,7 @@ class Rebuild:
     def current(self, ledger: Ledger) -> AbstractContextManager[Lease]:
         """Return the lease of the current generation.
 
-        With `from_topics`, the ledger need not know the pipeline: after it was lost, a rebuild
+        If `from_topics` is set, the ledger need not know the pipeline: after it was lost, a rebuild
         makes the pipeline's first generation.
         """
         name = self.job.pipeline.name
@@ -297,7 +299,8 @@ class Rebuild:
     def with_topics(self, ledger: Ledger, old: GenerationRef) -> Rebuild:
         """Return this rebuild with a job that also names the topics matching its patterns.
 
-        Without `from_topics`, these include the topics that the old generation has read, even if
+        If `from_topics` is not set, these include the topics that the old generation has read, even
+        if
         they no longer exist.
         """
         earlier = None if self.from_topics else old
@@ -382,7 +385,7 @@ class Rebuild:
         ref: GenerationRef,
         now: Mapping[str, TopicState],
     ) -> None:
-        """Raise InputError if a partition now has other records where a generation has read."""
+        """Raise InputError if a partition has other records now than a generation has read."""
         identity = SourceIdentity(
             self.settings.kafka, ledger.sources, ref, self.job.topics, ledger.audits
         )
@@ -407,8 +410,8 @@ class Rebuild:
     ) -> ReplayedHistory:
         """Return the old generation's batches, limited to the records of `sources` before `until`.
 
-        Topics that the old generation did not read are read up to their ends. With `built`, they
-        are read only up to these offsets, up to which the new generation has read already.
+        Topics that the old generation did not read are read up to their ends. If `built` is given,
+        they are read only up to these offsets, which the new generation has reached already.
         """
         new_topics = _new_topics(ledger, old, now)
         topics = _same_topics(ledger, old, now) | new_topics
@@ -461,9 +464,9 @@ class Rebuild:
         backup. They are returned as one batch, which has the last batch's number and the records of
         all these batches.
         """
-        # `fence` keeps other drivers from writing, and reads the markers. Without it, a driver that
-        # has not noticed the loss of its lease could write another batch after the markers were
-        # read.
+        # `fence` keeps other drivers from writing, and reads the markers. Without `fence`, a driver
+        # that has not noticed the loss of its lease could write another batch after the markers
+        # were read.
         output = fence(self.settings.kafka, Writer(old, self.job.pipeline.markers))
         formerly = ledger.renames.former_names(self.job.pipeline.name)
         for database in databases_of(self.job, self.settings, formerly).values():
@@ -483,7 +486,7 @@ class Rebuild:
         old: GenerationRef,
         latest: Snapshot | None,
     ) -> None:
-        """Raise EngineError, unless `from_topics`, if a batch without a marker may be written."""
+        """Raise EngineError, unless `from_topics`, if a batch without a marker may have output."""
         markers, published = self.job.pipeline.markers, -1 if latest is None else latest.batch
         planned = ledger.plans.unpublished(old)
         if planned is None:
@@ -568,7 +571,7 @@ class ReplayedHistory:
 
 
 def _checksums(audit: Audit | None, history: ReplayedHistory) -> dict[str, str]:
-    """Return the checksum of each worker's state rows and, with all batches, operator states."""
+    """Return each worker's checksums to compare: of state rows and, usually, operator states."""
     if audit is None:
         return {}
     if not history.complete:
@@ -674,7 +677,7 @@ def _steps_within(
 ) -> list[ReplayStep]:
     """Return the steps, with `added_ends` as the ends of added topics.
 
-    All ends are limited to the ranges of offsets.
+    All ends are limited to `ranges`.
     """
     limited: list[ReplayStep] = []
     for step in steps:
@@ -697,7 +700,7 @@ def _stops(written: Positions, firsts: Mapping[Partition, int]) -> dict[Partitio
 def is_promoted(ledger: Ledger, current: GenerationRef) -> bool:
     """Return whether nothing is left to promote.
 
-    The current generation is then the last generation that a replay built.
+    If so, the current generation is the last generation that a replay built.
     """
     new = ledger.generations.new(current.pipeline)
     # Numbers are never used twice. If the next number follows the current generation's number, no

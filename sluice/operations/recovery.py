@@ -1,7 +1,8 @@
 """Brings a ledger up to date after it, or its newest commits, were lost.
 
-The newest marker in Kafka says which batch was written last, and has what the ledger published with
-this batch; the shards have its state. From both, the ledger gets the batch's snapshot again. Output
+The newest marker in Kafka says which batch was written last, and has the data that the ledger
+published with this batch. The shards have the batch's state. From the marker and the shards, the
+ledger gets the batch's snapshot again. Output
 is not written again, and the topics are not read. If a shard is lost, too, the next run restores
 its state from a standby or from the topics, as always.
 """
@@ -31,15 +32,12 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
 from sluice.state.model import GenerationInfo, GenerationRef, Snapshot, WorkerInfo
 from sluice.state.remote.opening import drop_shard, open_shard
-from sluice.state.shard.addresses import exists, is_remote, location, shown
+from sluice.state.shard.addresses import is_remote, location, shards_of, shown
 from sluice.state.shard.passwords import without_password
 from sluice.state.shard.shard import Checksums
 from sluice.values.phrases import counted, listed
 
 log = structlog.get_logger()
-
-_MOST_LOST_GENERATIONS = 20
-"""How many generation numbers after the newest marker's are searched for shards."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +117,7 @@ def _find(ledger: Ledger, job: Job, settings: Settings, markers: MarkerTopic) ->
     if not markers.markers:
         if known is not None:
             return None
-        if not leftovers_of(job, settings):
+        if not shards_of(settings.shards, name):
             raise _never_ran(name, job.pipeline.markers)
         raise _nothing_known(name, job.pipeline.markers)
     generation = max(markers.markers)
@@ -138,7 +136,11 @@ def _find(ledger: Ledger, job: Job, settings: Settings, markers: MarkerTopic) ->
         why = _damage(worker, marker)
         if why:
             lost[worker.number] = why
-    leftovers, elsewhere = _leftovers(settings, info), _elsewhere(settings, info)
+    leftovers: list[str] = []
+    for number, addresses in shards_of(settings.shards, name).items():
+        if number > generation:
+            leftovers += addresses
+    elsewhere = _elsewhere(settings, info)
     return Recovery(known, info, marker, lost, tuple(leftovers), tuple(elsewhere))
 
 
@@ -184,35 +186,6 @@ def _elsewhere(settings: Settings, info: GenerationInfo) -> Iterator[str]:
         own = without_password(location(settings.shards, info.ref, worker.number))
         if without_password(worker.location) != own and not is_remote(worker.location):
             yield shown(worker.location)
-
-
-def _leftovers(settings: Settings, info: GenerationInfo) -> Iterator[str]:
-    """Yield the shards of later generations than the marker's at this process's own addresses."""
-    for above in range(1, _MOST_LOST_GENERATIONS + 1):
-        ref = GenerationRef(info.pipeline, info.generation + above)
-        yield from leftover_shards(settings, ref, len(info.workers))
-
-
-def leftovers_of(job: Job, settings: Settings) -> list[str]:
-    """Return the addresses of all of a pipeline's shards that exist at this process's addresses."""
-    addresses: list[str] = []
-    for generation in range(1, _MOST_LOST_GENERATIONS + 1):
-        ref = GenerationRef(job.pipeline.name, generation)
-        addresses += leftover_shards(settings, ref, job.pipeline.workers)
-    return addresses
-
-
-def leftover_shards(settings: Settings, ref: GenerationRef, workers: int) -> Iterator[str]:
-    """Find the shards of a generation that exist at this process's own addresses.
-
-    The shards of some of the `workers` may be lost, and the generation may have had more workers.
-    """
-    for worker in itertools.count():
-        address = location(settings.shards, ref, worker)
-        if exists(address):
-            yield address
-        elif worker >= workers:
-            return
 
 
 def recover(job: Job, settings: Settings) -> Recovery | None:
@@ -336,9 +309,10 @@ def _positions(marker: Marker) -> dict[str, dict[str, int]]:
 def forget(job: Job, settings: Settings, *, dry_run: bool = False) -> tuple[str, ...]:
     """Remove the shards of a pipeline that neither the ledger nor the markers know.
 
-    The pipeline's next run then begins anew. Return the addresses of the shards. With `dry_run`,
-    removes nothing. Raise Refused if the ledger knows the pipeline, or if its markers say what was
-    written.
+    The pipeline's next run then begins anew. Return the addresses of the shards. If `dry_run` is
+    set, remove nothing. Raise Refused if the ledger knows the pipeline, or if the pipeline's
+    markers
+    say what was written.
     """
     name, topic = job.pipeline.name, job.pipeline.markers
     with Ledger.open(settings.ledger) as ledger:
@@ -356,7 +330,7 @@ def forget(job: Job, settings: Settings, *, dry_run: bool = False) -> tuple[str,
                     next_step=f"Recover the ledger: sluice recover {name}. "
                     f"To write the output again on purpose, delete the topic {topic} first.",
                 )
-        addresses = leftovers_of(job, settings)
+        addresses = [*itertools.chain(*shards_of(settings.shards, name).values())]
         if not dry_run:
             holder = this_process(settings.run or "recover")
             with Lease(ledger.leases, GenerationRef(name, 1), holder):

@@ -138,7 +138,7 @@ def _compare_written(topic: RegisteredTopic, registry: Registry) -> Comparison:
 
 
 def note(ledger: Ledger, pipeline: str, comparisons: Iterable[Comparison]) -> None:
-    """Record the failure `schemas` if a topic and the registry do not fit; otherwise clear it.
+    """Record the failure `schemas` if a topic and the registry do not match; else clear it.
 
     The page and the metrics show the record, so they never ask the registry.
     """

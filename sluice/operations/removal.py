@@ -143,8 +143,8 @@ def remove(
         try:
             delete_group(settings.kafka, group_of(pipeline))
         except AccessDenied as error:
-            # Without the permission, leave the group: Kafka itself forgets the offsets of an unused
-            # group.
+            # If Kafka denies the deletion, leave the group: Kafka itself forgets the offsets of an
+            # unused group.
             log.warning("consumer group not deleted", pipeline=pipeline, why=error.detail)
     return removal
 
@@ -153,7 +153,7 @@ def _renamed_to(ledger: Ledger, pipeline: str) -> str:
     """Return the present name of a renamed pipeline; an empty text if it was not renamed.
 
     Raise Refused if the pipeline still needs its former name: its next run takes over the tables
-    that it has written by this name.
+    that it has written under this name.
     """
     renamed = ledger.renames.of(pipeline)
     if renamed is None or renamed.phase == "begun":

@@ -50,7 +50,7 @@ _DYNAMIC_TOPIC_CONFIG = 1
 def create_copies(kafka: Mapping[str, str], old: Sequence[str], new: Sequence[str]) -> None:
     """Create an empty topic in `new` for each topic in `old`, with the same settings.
 
-    Topics of the new names, which an earlier call has filled in part, are replaced. The topic of
+    Topics with the new names, which an earlier call has filled in part, are replaced. The topic of
     markers is created even if the old one is missing.
     """
     admin = silent_admin(kafka)
@@ -184,9 +184,9 @@ def fence_redrives(kafka: Mapping[str, str], pipeline: str) -> None:
 
 
 def copy_redrives(kafka: Mapping[str, str], old: str, new: str) -> None:
-    """Copy the markers of re-drives, whose dead letters have been copied. Repeating it is harmless.
+    """Copy the markers of re-drives, after their dead letters were copied. May be repeated.
 
-    No process re-drives dead letters by the old name any more: the ledger does not know it.
+    No process re-drives dead letters under the old name any more: the ledger does not know it.
     """
     source, target = markers_of(old), markers_of(new)
     ids = topic_ids(kafka, [source, topic_of(old), target, topic_of(new)])

@@ -12,8 +12,9 @@ address, so shards and topics are copied:
 6. The old shards, the old topics and the old consumer group are deleted.
 
 If a call is killed, the next call goes on: before step 4 it copies again, and after step 4 it does
-what is left. Runs by the old name are refused from step 4 on, and runs by the new name until the
-end. What the pipeline has written to topics and tables stays; the next run takes the tables over.
+what is left. Runs under the old name are refused from step 4 on, and runs under the new name until
+the end. What the pipeline has written to topics and tables stays; the next run takes the tables
+over.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Renaming:
     topics: tuple[tuple[str, str], ...]
     """The name of each topic before and after."""
     readers: tuple[str, ...] = ()
-    """The pipelines that read stores of this one."""
+    """The other pipelines that read this pipeline's stores."""
 
     def lines(self) -> Iterator[str]:
         """Describe what changes, in sentences."""
@@ -375,8 +376,8 @@ def _finish(ledger: Ledger, settings: Settings, old: str, new: str) -> None:
     try:
         delete_group(settings.kafka, group_of(old))
     except AccessDenied as error:
-        # Without the permission, leave the group: Kafka itself forgets the offsets of an unused
-        # group.
+        # If Kafka denies the deletion, leave the group: Kafka itself forgets the offsets of an
+        # unused group.
         log.warning("consumer group not deleted", pipeline=old, why=error.detail)
     ledger.renames.finish(old)
 

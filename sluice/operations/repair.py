@@ -1,7 +1,7 @@
 """Restores lost or damaged state before a run: from standbys, or from topics with all records.
 
-A standby with the newest snapshot, and with its checksums, takes the place of a worker's shard if
-the shard is damaged or its state server does not answer. Otherwise, damaged state is restored from
+A standby with the newest snapshot and its checksums replaces a worker's shard if the shard is
+damaged or its state server does not answer. Otherwise, damaged state is restored from
 the topics by a rebuild: a new generation is built, compared with the published checksums, and
 promoted. Until then, readers get the intact part of the damaged generation, marked as partial. If
 the driver is killed, the next run removes the unfinished generation and starts again.

@@ -2,8 +2,8 @@
 
 Meanwhile, readers use the old generation. The newest snapshot's rows and states go to the worker
 that owns their key, so the topics are not read. The new generation becomes current in one
-transaction at the end; if the driver is killed before, the next call removes the unfinished
-generation.
+transaction at the end; if the driver is killed before this transaction, the next call removes the
+unfinished generation.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def repartition(
 ) -> RepartitionResult:
     """Spread a pipeline's state over the workers that it now has. Return the new generation.
 
-    With the same number of workers, nothing changes, so that a successful call can be repeated.
+    If the number of workers has not changed, do nothing, so that a successful call can be repeated.
     Raise EngineError if there is no published state, if the last batch was interrupted, or if the
     state cannot be divided by key; BrokersUnreachable if no broker answers; LeaseError if a run is
     in progress; DamagedState if the state is not as published.
@@ -91,8 +91,8 @@ def repartition(
             )
         new = msgspec.structs.replace(old, generation=ref.generation, workers=workers)
         require_brokers(settings.kafka)
-        # Fence off other drivers. A driver that does not know that it has lost the lease could
-        # still write a batch, which the new generation would write again.
+        # Fence off other drivers. A driver that has not noticed the loss of its lease could still
+        # write a batch, and the new generation would write this batch again.
         output = fence(settings.kafka, Writer(old.ref, job.pipeline.markers))
         output.require_newest()
         formerly = ledger.renames.former_names(job.pipeline.name)
@@ -100,7 +100,7 @@ def repartition(
             database.fence()
         retry = f"Run it once more with {counted(len(old.workers), 'worker')}: sluice run {name}."
         require_complete(ledger, published, output.last, next_step=retry)
-        # Remove the generation that an earlier call has left if it was killed.
+        # If an earlier call was killed, remove the generation that it has left.
         drop_other_generations(ledger, job.pipeline.name, lease.row)
         ledger.generations.register(new, hidden=True, lease=lease.row)
         with Lease(ledger.leases, new.ref, holder) as new_lease:

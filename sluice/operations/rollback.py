@@ -2,8 +2,9 @@
 
 A promotion keeps the generation that was current before, until the next replay or rebuild. A
 generation number is never used twice: the markers say which generation has written output last. So
-a rollback copies the earlier generation's shards to a generation with a new number, lets it read
-the batches that were published since, without output, and promotes it. The pipeline's file must be
+a rollback copies the earlier generation's shards to a generation with a new number. This generation
+reads the batches that were published since, without output, and is promoted. The pipeline's file
+must be
 that of the earlier generation again.
 """
 
@@ -80,7 +81,8 @@ def roll_back(rebuild: Rebuild) -> int:
                     copy.target.seal(sealed=False)
                     epochs.append(copy.target.journal().epoch)
                     checksums.append(copy.target.checksums(snapshot.batch))
-            # A copied shard refuses epochs below the one with which the original was written last.
+            # A copied shard refuses epochs below the epoch with which the original was written
+            # last.
             if max(epochs) >= new_lease.epoch:
                 new_lease.outrank(max(epochs))
             ledger.generations.inherit(
@@ -105,7 +107,7 @@ def roll_back(rebuild: Rebuild) -> int:
 
 
 def _earlier(ledger: Ledger, current: GenerationRef) -> GenerationInfo:
-    """Return the newest generation before the current one that has published something."""
+    """Of the generations before the current one, return the newest that has published something."""
     for number in reversed(ledger.generations.numbers(current.pipeline)):
         ref = GenerationRef(current.pipeline, number)
         if number < current.generation and ledger.snapshots.last_batch(ref) is not None:

@@ -55,7 +55,7 @@ def retain(
     newest = snapshots[0]
     forgotten = ledger.snapshots.forget(oldest.ref, oldest.batch)
     versions, failed = 0, {}
-    # This is the generation of the snapshots that were read. A rebuild may by now have made another
+    # Use the generation of the snapshots that were read. A rebuild may by now have made another
     # generation current, with other batch numbers.
     info = ledger.generations.get(oldest.ref)
     workers = [] if info is None else info.workers
@@ -89,11 +89,11 @@ def note_retention(
 def merge_history(ledger: Ledger, pipeline: str, begins: Offsets) -> int:
     """Merge the batches of a pipeline's history that no rebuild can repeat.
 
-    Return how many batches are gone.
+    Return by how many batches the history is shorter now.
 
-    `begins`: topic → partition → the offset of the oldest record that the topic has. The first
-    batch whose snapshot is kept, or of which the topics still have a record, stays as it is, and so
-    do all batches after it.
+    `begins`: topic → partition → the offset of the oldest record that the topic has. Only batches
+    before the first batch whose snapshot is kept, or of which the topics still have a record, are
+    merged.
     """
     oldest = ledger.snapshots.oldest(pipeline)
     if oldest is None:
@@ -109,7 +109,7 @@ def merge_history(ledger: Ledger, pipeline: str, begins: Offsets) -> int:
 
 
 def _is_gone(batch: Batch, begins: Offsets) -> bool:
-    """Return whether the topics have none of a batch's records any more.
+    """Return whether all of a batch's records have been removed from the topics.
 
     Return False if one of the topics does not exist.
     """
@@ -158,6 +158,6 @@ def _read_by_others(ledger: Ledger, pipeline: str, now: datetime) -> set[str]:
 
 def _compact(location: str, keep_from: int) -> int:
     # A retry of the newest batch starts from the versions that this batch has replaced, so they are
-    # kept. Batch 0 has replaced nothing, and `keep_from` is then -1.
+    # kept. If batch 0 is the newest, it has replaced nothing, and `keep_from` is -1.
     with open_shard(location, to_write=True) as shard:
         return shard.compact(max(keep_from, 0))

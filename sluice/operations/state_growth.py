@@ -24,7 +24,7 @@ grows while its windows fill."""
 def note_size(ledger: Ledger, pipeline: str, today: date) -> None:
     """Note the size of a pipeline's state today.
 
-    Record the failure `growth` if it grows, and clear it otherwise.
+    Record the failure `growth` if the state grows without a bound, and clear the failure otherwise.
 
     Do nothing if the size of a shard is unknown, because its server or database does not answer.
     """

@@ -20,8 +20,8 @@ LEFT, RIGHT, MOVED = 0, 1, 2
 """The sides of a join. A foreign-key join gets some rows of its left table as `MOVED` (see
 `ForeignKeyJoin`)."""
 READ = 100
-"""The side of the rows of the first table that a processor reads. Its other tables have the next
-numbers."""
+"""The side of the rows of the first table that a processor reads. The processor's other tables have
+the next numbers."""
 COGROUPED = 10
 """The side of the rows of a cogrouped aggregate's first stream. The other streams have the next
 numbers."""
@@ -89,8 +89,8 @@ class Row(msgspec.Struct):
     side: int = LEFT
     """The input of a join: LEFT, RIGHT, MOVED, AHEAD + LEFT or AHEAD + RIGHT.
 
-    Operators with one input use LEFT. The rows of tables that a processor reads have sides from
-    READ on.
+    Operators with one input use LEFT. The tables that a processor reads have the sides READ, READ +
+    1, and so on.
     """
     old: bool = False
     """Whether this row has a table's old value. A table's change consists of one or two rows with
@@ -99,12 +99,13 @@ class Row(msgspec.Struct):
     latest_of_sides: tuple[int, int] = (-1, -1)
     """In a join of two streams: their largest event times (left, right), including this row.
 
-    In a cogrouped aggregate: the largest event time of all streams before this row, and -1.
+    In a cogrouped aggregate: first, the largest event time of all streams before this row; second,
+    always -1.
     """
     foreign: str | None = None
-    """The record's own key, if `key` is another key. The operators that get both keys: the left
-    side of a foreign-key join, a stream joined by a mapped key, a stream deduplicated by an id, and
-    an aggregate of a grouped table. An aggregate of a stream that has a topic for late records gets
+    """The record's own key, if `key` is another key. These operators get both keys: the left side
+    of a foreign-key join, a stream joined by a mapped key, a stream deduplicated by an id, and an
+    aggregate of a grouped table. An aggregate of a stream that has a topic for late records gets
     the record's original value here, as JSON, and sends it to this topic if the record is late. A
     step that sets times or headers gets them here as JSON. A step that applies changes gets the
     kind and the old row of the change."""
@@ -171,7 +172,7 @@ class Output(Receiver, Protocol):
         """
 
     def send_late(self) -> None:
-        """Note that the current row is late for all windows, and therefore has no effect.
+        """Mark the current row as late for all of its windows: it then has no effect.
 
         Send it to the operator's topic for late records, if any.
         """
@@ -199,7 +200,7 @@ class Output(Receiver, Protocol):
 
 
 class RecordedFailure(Exception):
-    """The failure of a call in this batch, or a failure that was recorded in an earlier batch.
+    """A call has failed in this batch, or its failure was recorded in an earlier batch.
 
     The exception's text is the complete description of the failure.
     """
@@ -219,7 +220,7 @@ class Asking(Protocol):
     """
 
     rows_at_once: int
-    """The number of rows to call for before their answers are recorded."""
+    """The number of rows for which calls are made before the answers are recorded."""
 
     def needs_answer(self, row: Row) -> bool:
         """Return whether a call is needed for the row."""

@@ -40,7 +40,7 @@ _LOOKED_UP_AT_ONCE = 1_000
 class _Stateless(Operator[None]):
     """Base class of `Call` and `Lookup`, which are stateless.
 
-    A row is sent only with its answer.
+    `send` sends each row with its answer, so `process` is never called.
     """
 
     state_type: Any = None
@@ -149,8 +149,8 @@ class Call(_Stateless):
 
 
 Rows = Mapping[str, str | BaseException]
-"""Key → the table's row as JSON, or the error that rejects the record. Keys without a row are
-missing."""
+"""Key → the table's row as JSON, or the error that rejects the record. The mapping lacks keys that
+have no row."""
 
 
 class Lookup(_Stateless):

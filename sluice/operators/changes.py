@@ -30,7 +30,7 @@ class Changes(Operator[LatestValue]):
             return
         old, new = state.value, row.value
         # A table may send the deletion of a row that it does not have, such as a row that never
-        # passed a filter. This is no change.
+        # passed a filter. Such a deletion changes nothing.
         if old is None and new is None:
             return
         if old is None:

@@ -47,7 +47,7 @@ class LazyColumns(Mapping[str, T]):
 
 
 class BatchTimeline(Protocol):
-    """The stream time of an operator in a batch. Needed for results that wait for stream time."""
+    """The stream time of an operator in a batch. Results that wait for stream time need it."""
 
     closed_before: int
     """The stream time that all partitions had reached when the batch began."""
@@ -108,29 +108,29 @@ class KeyedRows:
 
     @cached_property
     def is_replaced(self) -> Mask:
-        """Mask of old values that the next row of the same group replaces (`replaced_values`)."""
+        """Mask of old values that the next row of the same key replaces (see `replaced_values`)."""
         of_last_rows = np.zeros(len(self), np.bool_)
         of_last_rows[self.starts[1:] - 1] = True
         return replaced_values(self.columns, self.is_old) & ~of_last_rows
 
     def last_up_to(self, chosen: Mask) -> Indices:
-        """Return, for each row, the last chosen row of its key up to this row, or -1."""
+        """Return, for each row, the last chosen row of its key up to this row; -1 for none."""
         last = np.maximum.accumulate(np.where(chosen, np.arange(len(self)), -1))
         return np.where(last >= self.starts[self.key_numbers], last, -1)
 
     def last_before(self, chosen: Mask) -> Indices:
-        """Return, for each row, the last chosen row of its key before this row, or -1."""
+        """Return, for each row, the last chosen row of its key before this row; -1 for none."""
         last = np.concatenate(
             ([-1], np.maximum.accumulate(np.where(chosen, np.arange(len(self)), -1))[:-1])
         )
         return np.where(last >= self.starts[self.key_numbers], last, -1)
 
     def last_of_keys(self, chosen: Mask) -> Indices:
-        """Return, for each key, the index of its last chosen row, or -1 if none is chosen."""
+        """Return, for each key, the index of its last chosen row; -1 for none."""
         return self.last_up_to(chosen)[self.starts[1:] - 1]
 
     def of_keys(self, chosen: Mask) -> tuple[KeyedRows, Indices]:
-        """Return the rows of the chosen keys, and the index here of each of these rows."""
+        """Return the rows of the chosen keys, and the index of each of these rows in `self`."""
         indices = np.flatnonzero(chosen[self.key_numbers])
         places = pa.array(indices)
         keys = [self.keys[number] for number in np.flatnonzero(chosen).tolist()]
@@ -201,7 +201,7 @@ class Results:
     """Mask of the rows that have to be processed one by one; None if there are none."""
 
     def of_rows(self, indices: Indices) -> Results:
-        """Renumber the results: `indices` are the indices of their rows among all rows."""
+        """Return the results with other row numbers: the row `n` becomes the row `indices[n]`."""
         dropped: dict[str, Indices] = {}
         for reason, rows in self.dropped.items():
             dropped[reason] = indices[rows]
@@ -236,7 +236,7 @@ class KeyStates(Sequence[S]):
     def __getitem__(self, at: int | slice) -> S | list[S]:
         if isinstance(at, slice):
             return [self._state(key) for key in self._keys[at]]
-        # `_state` has the same lines, but calling it would take as long as the lines themselves.
+        # These lines repeat `_state`, because calling `_state` would take twice as long.
         key = self._keys[at]
         state = self._states.get(key)
         if state is None:

@@ -38,7 +38,7 @@ class Calls:
         self._step = step
         self._is_async = is_async
         self._hanging: set[Thread] = set()
-        """The threads whose calls have run out of time, and still run: Python cannot end a
+        """The threads that still run although their calls have run out of time. Python cannot end a
         thread."""
 
     def all(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
@@ -108,7 +108,7 @@ class Calls:
                 f"the function tried to end the process: SystemExit: {error}"
             ) from error
         except KeyboardInterrupt:
-            # This exception would end the event loop, too. As in any step, it ends the run.
+            # KeyboardInterrupt would end the event loop, too. As in any step, it must end the run.
             raise EngineError(
                 f"{self._step}: the function raised KeyboardInterrupt.",
                 next_step="Nothing from the batch was published. "
@@ -142,7 +142,7 @@ class Calls:
     def _require_threads(self) -> None:
         """Raise EngineError if too many calls hang.
 
-        Each holds a thread, and perhaps a connection.
+        Each hanging call occupies a thread, and perhaps a connection.
         """
         self._hanging = {thread for thread in self._hanging if thread.is_alive()}
         if len(self._hanging) >= self._policy.concurrency:
@@ -191,5 +191,5 @@ def _forget_event_loop() -> None:
 
 
 # A forked process, such as each Python process of a Spark executor, lacks the event loop's thread.
-# So forget the event loop there; the first call starts a new one.
+# So the forked process forgets the event loop, and its first call starts a new one.
 os.register_at_fork(after_in_child=_forget_event_loop)

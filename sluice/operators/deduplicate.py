@@ -15,8 +15,8 @@ class Deduplicate(Operator[list[int]]):
     """A row's key is the id; the record's own key is in `foreign`. Records without an id pass.
 
     A record is a duplicate if a record with the same id and an event time at most `within_ms` away
-    has passed. The state holds the event times of records that have passed. It forgets a time when
-    stream time is more than `within_ms` later.
+    has passed. The state holds the event times of records that have passed. The state forgets a
+    time when stream time is more than `within_ms` past it.
     """
 
     within_ms: int
@@ -27,8 +27,8 @@ class Deduplicate(Operator[list[int]]):
 
     def process(self, state: list[int], row: Row, out: Output) -> None:
         if row.key is not None:
-            # At the end of each batch, the engine makes the keys forget expired times. Forget them
-            # before each row, too: otherwise, the result would depend on where batches end.
+            # The engine removes expired times only at the end of each batch. Remove them before
+            # each row, too: otherwise, the result would depend on where batches end.
             self.close(state, row.key, row.after, out)
             if any(abs(row.time - passed) <= self.within_ms for passed in state):
                 out.count("duplicate")

@@ -1,4 +1,4 @@
-"""Encodes states as MessagePack and results as JSON, exactly. Otherwise, raises an error."""
+"""Encodes states as MessagePack and results as JSON; refuses values that decoding would change."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ class Declared:
         else:
             self._plain = None
         self._decode = msgspec.json.Decoder(stored_type(kind) if self._is_known else Any).decode
-        # Alone, msgspec may omit the defaults of a Struct, for example, but later steps read every
-        # field.
+        # By default, msgspec may leave out fields, such as those with default values, but later
+        # steps read every field.
         self._encode: Callable[[Any], bytes] = _encode_json
         if self._is_known and contract_values.needs_plain_data(kind):
             self._encode = _encode_fields
@@ -176,14 +176,14 @@ class Declared:
         return self._encode(value).decode()
 
     def typed_json(self, value: Any) -> str:
-        """Like `json`, for a value that was decoded to the declared type."""
+        """Do the same as `json`, for a value that was decoded to the declared type."""
         if self.is_plain(value):
             return self.plain_text(value)
         if not self._is_known:
             return self.json(value)
         if self._store is not None:
-            # Write the times in a value of type Any as text here; `_encode` does this for all other
-            # types.
+            # `_encode` writes times as text, except in values of type Any, so convert those times
+            # here.
             value = self._store(with_time_texts(value))
         data = self._encode(value)
         _refuse_infinite(value, data)
@@ -257,9 +257,10 @@ def _require_names(value: Any) -> None:
 def require_same(value: Any, decoded: Any, declare: str) -> None:
     """Raise TypeError if a value without a declared type is decoded to another value.
 
-    The error names what to `declare`. Without this check, the author's function would get a value
-    such as a set or a Decimal within a batch, and another value, such as a list or a float, in the
-    next batch. The only exception is a tuple, which may be decoded as a list.
+    `declare` is the parameter for the declared type, such as `returns=...`; the error names it.
+    Without this check, the author's function would get a value such as a set or a Decimal within a
+    batch, and another value, such as a list or a float, in the next batch. The only exception is a
+    tuple, which may be decoded as a list.
     """
     if (other := _other_type(value, decoded)) is not None:
         raise TypeError(f"a value of type {other} needs a declared type: {declare}")
@@ -291,7 +292,10 @@ def _other_type(value: Any, decoded: Any) -> str | None:
 
 
 def _encode_fields(value: Any) -> bytes:
-    """Encode as JSON with the names of all fields. Some Structs would omit defaults or names."""
+    """Encode as JSON with the names of all fields.
+
+    By default, msgspec omits values or names of some Structs.
+    """
     return _encode_times(contract_values.plain_data(value))
 
 
@@ -321,9 +325,9 @@ def _decode_hook(kind: type, value: Any) -> Any:
 
 
 class _Converted(type):
-    """Metaclass of the types that replace authors' types in the type of a state.
+    """Metaclass of the types that stand for authors' types within the type of a state.
 
-    `kind` is the author's type. Its values are stored as values of another type.
+    `kind` is the author's type, whose values are stored in another form.
     """
 
     kind: Any

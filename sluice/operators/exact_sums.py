@@ -60,7 +60,7 @@ class Exact:
         mantissa, exponent = self.mantissa, self.exponent
         if not mantissa:
             return b""
-        # Equal sums must have equal bytes, in whatever order they were added up. Otherwise, a
+        # Equal sums must have equal bytes, whatever the order of the additions. Otherwise, a
         # rebuilt state would differ.
         zeros = (mantissa & -mantissa).bit_length() - 1
         mantissa >>= zeros

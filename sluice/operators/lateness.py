@@ -1,8 +1,8 @@
 """Decides whether a record is late, and when a window is closed. All operators use these rules.
 
-`engine/batch/accounting.py` counts a late record once. For each store and window,
-`engine/stages/stage_output.py` counts it, or `engine/combine/windowing.py` if tasks add the records
-up while they read.
+`engine/batch/accounting.py` counts each late record once. `engine/stages/stage_output.py` also
+counts it for each store and window for which it is late. If tasks add up the records while they
+read, `engine/combine/windowing.py` does so.
 
 *Stream time* is the largest event time so far, including late records and the current record
 (`engine/batch/stream_time.py` computes it). Records are late for the same windows as in Kafka
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 
 class WindowLateness:
-    """When the windows of one definition are closed. Records are then late for them."""
+    """Tells when windows of one definition are closed, and which records are late for them."""
 
     def __init__(self, window: AnyWindow) -> None:
         # Sliding windows and sessions include their end, so they accept records one millisecond
         # longer.
         includes_end = isinstance(window, SlidingWindow | SessionWindow)
         self.open_ms = window.open_ms + int(includes_end)
-        """How long after its end a window accepts records, in stream time."""
+        """The ms of stream time for which a window still accepts records after its end."""
 
     @overload
     def is_late(self, end: int, stream_time: int) -> bool: ...
@@ -68,7 +68,7 @@ def closes_at(end: int, open_ms: int) -> int: ...
 @overload
 def closes_at(end: Times, open_ms: int) -> Times: ...
 def closes_at(end: Any, open_ms: int) -> Any:
-    """Return when a window closes that stays open for `open_ms` after its end, in stream time."""
+    """Return the stream time at which a window closes: `open_ms` after its end."""
     return end + open_ms
 
 
@@ -78,15 +78,15 @@ def last_closed_end(stream_time: int, open_ms: int) -> int:
 
 
 class JoinLateness:
-    """When a stream join's records can no longer be matched, and when they are sent unmatched.
+    """Tells when records of a stream join can no longer be matched, or are sent unmatched.
 
     The parameter `side` is the side of the record: LEFT or RIGHT.
     """
 
     def __init__(self, window: JoinWindow) -> None:
         self.ahead = window.after_ms, window.before_ms
-        """How many ms after a record its match may be at most: for a left record, and for a right
-        record."""
+        """The most ms by which a match may be later than the record: for a left record, and for a
+        right record."""
         self._sent_after_ms = (
             window.after_ms + window.grace_ms + 1,
             window.before_ms + window.grace_ms + 1,
@@ -129,9 +129,9 @@ class JoinLateness:
         return time + self._sent_after_ms[side]
 
     def last_unmatched(self, side: int, stream_time: int) -> int:
-        """Return the latest time at which an unmatched record is sent by this stream time.
+        """Return the latest event time of the unmatched records sent by this stream time.
 
-        The inverse of `sent_unmatched_at`.
+        This is the inverse of `sent_unmatched_at`.
         """
         return stream_time - self._sent_after_ms[side]
 
@@ -139,7 +139,7 @@ class JoinLateness:
 def forgotten_at(time: int, within_ms: int) -> int:
     """Return the stream time at which `deduplicate` or a history forgets a record.
 
-    It is more than `within_ms` after the record.
+    This stream time is more than `within_ms` after the record.
     """
     return time + within_ms + 1
 

@@ -1,4 +1,4 @@
-"""The latest value of a key, which is the state of tables (`table.py`) and of `changes.py`."""
+"""The latest value of a key: the state of the operators in `table.py` and `changes.py`."""
 
 from __future__ import annotations
 

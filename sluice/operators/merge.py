@@ -11,7 +11,8 @@ from sluice.operators.operator import Operator
 class Merge(Operator[None]):
     """Passes every record on unchanged.
 
-    This sorts the streams' records, because the stage's task sorts an operator's rows.
+    The operator exists because the stage's task sorts an operator's rows: the merged streams'
+    records are then in order.
     """
 
     state_type: Any = None

@@ -44,13 +44,16 @@ class WallTimer(Protocol):
 
 
 class Searches(Protocol):
-    """Searches for results. They are sent only if a search finds them (see `joins.stream_join`)."""
+    """Searches for due results, which are sent only if a search has found them.
+
+    See `joins.stream_join`.
+    """
 
     def looks_after(self, side: int) -> int:
         """Return the stream time after which a record of this side starts a search."""
 
     def look(self, stream_time: int) -> None:
-        """Search for the due results of all keys. They are sent when their keys are closed."""
+        """Search for the due results of all keys. `close` then sends them, key by key."""
 
 
 @dataclass(frozen=True)
@@ -93,10 +96,10 @@ class BatchOfOperator:
 
 
 class Operator(Generic[S]):
-    """An operator. It changes a key's state in place.
+    """An operator, which changes the state of a key in place.
 
     For a row with a null key, `new_state` makes a state that is not stored. The methods that are
-    implemented here are for operators that send results only for rows of their key.
+    implemented here suit operators that send a key's results only for rows of this key.
     """
 
     state_type: Any
@@ -104,10 +107,10 @@ class Operator(Generic[S]):
     shared: Any = None
     """The state that all keys of a worker share; None if there is none."""
     reads_tables = False
-    """Whether the operator gets the rows of tables, from the side `READ` on, to look them up."""
+    """Whether the operator gets the rows of tables, with the sides READ, READ + 1 and so on."""
     takes_changes = False
-    """Whether `change` takes the old and the new value of a table's row in one call, which
-    happens only if both are in the same group."""
+    """Whether `change` takes the old and the new value of a table's row in one call. It gets both
+    only if they belong to the same group."""
     has_wall_timers = False
     """Whether the operator may set timers on the wall clock (see `tick`)."""
     processes_due = False
@@ -127,7 +130,7 @@ class Operator(Generic[S]):
         raise NotImplementedError
 
     def process(self, state: S, row: Row, out: Output) -> None:
-        """Process one row. If that fails, the row is rejected and the state is unchanged."""
+        """Process one row. If this fails, the row is rejected and the state is unchanged."""
         raise NotImplementedError
 
     @property
@@ -145,8 +148,8 @@ class Operator(Generic[S]):
         """Process all rows of many keys at once, and change the `states` of the keys in place.
 
         `Results.left_over` marks rows that must still be processed one by one. Returns None, and
-        changes no state, if all rows must be. `timeline` is None if the operator has no stream
-        time.
+        changes no state, if all rows must be processed one by one. `timeline` is None if the
+        operator has no stream time.
 
         Raises RowFailedError if a row fails. States may then have changed: the caller loads them
         again, and processes the rows one by one.
@@ -225,7 +228,7 @@ class Operator(Generic[S]):
         """
 
     def end_keys(self, states: Mapping[str, S], out: Output) -> None:
-        """Send the results that are sent once for each key, after the last row of these keys."""
+        """Send the results that are sent only once per key and batch, after the keys' last rows."""
 
     def entries(self, state: S) -> Sequence[dict[str, tuple[Any, ...]]]:
         """Return the entries of each store of a key, if the operator has stores to be queried.
@@ -244,5 +247,5 @@ class Operator(Generic[S]):
         raise NotImplementedError
 
     def is_empty(self, state: S) -> bool:
-        """Return whether the state need not be stored."""
+        """Return whether the state is empty, so that it need not be stored."""
         raise NotImplementedError

@@ -17,7 +17,7 @@ from sluice.values.json_limits import LONGEST_NAME
 
 _TESTS = {
     int: f"type({{0}}) is int and {-(1 << 63)} <= {{0}} < {1 << 63}",
-    # The difference is 0 unless the float is NaN or infinite: then, it is NaN.
+    # For NaN and infinite floats, the difference is NaN instead of 0.
     float: "type({0}) is float and {0} - {0} == 0",
     bool: "type({0}) is bool",
     # An ASCII text has no surrogates, which UTF-8 could not encode.
@@ -64,7 +64,7 @@ def has_plain_values(kind: Any) -> bool:
 def is_plain_struct(kind: Any) -> bool:
     """Return whether the type is a Struct all of whose fields are numbers, texts, Booleans or null.
 
-    Reading such a Struct back gives an equal Struct, because it has no code of its own and no
+    Reading such a Struct back gives an equal Struct, because the type has no code of its own and no
     attributes besides its fields.
     """
     if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):

@@ -256,7 +256,7 @@ class Store(Generic[V]):
         """
         if type(key) is not str:
             raise TypeError(f"a key of store {self.name!r} must be a str, not {type(key).__name__}")
-        # Raises an error for surrogates, which no database can store.
+        # `encode` raises an error for surrogates, which no database can store.
         if not key.isascii():
             key.encode()
         if not self._is_plain(value):
@@ -299,7 +299,7 @@ class Store(Generic[V]):
     def _copy(self, value: V) -> V:
         if type(value) in IMMUTABLE:
             return value
-        # A Struct with plain values only has immutable values in its fields.
+        # All fields of a plain Struct have immutable values.
         copy: V
         if self._copy_plain is None:
             copy = self._decode(encode_state(value))
@@ -314,7 +314,7 @@ class Store(Generic[V]):
         """
         accepted = self._accepted(value)
         data = encode_state(accepted)
-        # Raises an error if queries could not show the value.
+        # `to_json` raises an error if queries could not show the value.
         to_json(accepted)
         if type(value) is self._plain:
             return value
@@ -534,7 +534,7 @@ class ContextBase:
             )
 
     def _set_timer(self, name: str, clock: Clock, schedule: Schedule) -> None:
-        # Raises an error for surrogates, which no database can store.
+        # `encode` raises an error for surrogates, which no database can store.
         name.encode()
         timers = self._timers_of(clock)
         self.journal.change(timers, name)
@@ -548,7 +548,7 @@ class ContextBase:
             del timers[name]
 
     def _timers_of(self, clock: Clock) -> dict[str, Schedule]:
-        """Return the key's timers that a clock fires."""
+        """Return the key's timers of one of the clocks."""
         if clock not in get_args(Clock):
             raise ValueError(f"clock={clock!r} must be 'event' or 'wall'")
         if clock == "event":

@@ -93,7 +93,7 @@ class Process(Operator[KeyState]):
         self._context = context_class(options, outputs, timers=self.sets_timers, tables=tables)
         self.reads_tables = bool(tables)
         self.fires_with_rows = self.sets_timers
-        """Whether `process` fires event timers. If not, only `release` fires them, after all rows
+        """Whether `process` fires event timers. If it does not, `release` fires them after all rows
         of a record."""
         self._processor.init(self._context)  # type: ignore[arg-type]  # the class fits the processor
         self._is_keyed_by = is_keyed_by
@@ -107,7 +107,7 @@ class Process(Operator[KeyState]):
         self._context.wall_clock = batch.now
         for table in self._context.tables.values():
             table.read_row = batch.read_table
-        # In Kafka Streams, a task fires timers only after it has processed all effects of a record.
+        # In Kafka Streams, a task first processes all effects of a record, and then fires timers.
         self.fires_with_rows = self.sets_timers and not batch.fires_after_record
 
     @property
@@ -188,8 +188,8 @@ class Process(Operator[KeyState]):
         causes: list[int] = []
         """The row of each result."""
         lengths = np.diff(rows.starts).tolist()
-        # Each value is decoded, and becomes a record, right before the author's code gets it,
-        # because short-lived objects are the fastest.
+        # Each value is decoded, and becomes a record, right before the author's code gets it. This
+        # is faster than making all records first.
         own_keys: Iterable[Windowed[str] | str | None] = rows.keys
         if self._is_keyed_by:
             keys: Iterable[Windowed[str] | str | None] = map(
@@ -407,8 +407,8 @@ class _Forwarded:
     """The results that a processor has forwarded for rows that it processes together."""
 
     cause = 0
-    """Never read: only setting a timer needs a row's cause, and a processor with timers gets its
-    rows one by one."""
+    """Only setting a timer reads this number. A processor with timers gets its rows one by one,
+    without this class."""
 
     def __init__(self, *, has_windows: bool) -> None:
         self.headers: str | None = None
@@ -428,7 +428,7 @@ class _Forwarded:
         self.sent.append((key, value, time, to, self.headers, window))
 
     def results(self, causes: Indices) -> Results:
-        """Return the results. `causes` are the rows that have caused them."""
+        """Return the results. `causes` are the rows that have caused the results."""
         columns: Iterable[Sequence[Any]] = ((),) * 6
         if self.sent:
             columns = zip(*self.sent, strict=True)
@@ -454,7 +454,7 @@ class _Forwarded:
 def _texts(column: pa.Array) -> list[str | None] | None:
     """Return the column's texts.
 
-    Return None if all of them are null, as in most batches the headers.
+    Return None if all of them are null, as the headers are in most batches.
     """
     texts: list[str | None] | None = None
     if column.null_count < len(column):

@@ -73,8 +73,8 @@ def _milliseconds(text: str | None) -> int:
     try:
         time = msgspec.convert(text, datetime)
     except msgspec.ValidationError:
-        # Python cannot represent this time, such as a time after the year 9999. Use `_BEFORE_ALL`,
-        # which the check below rejects.
+        # Python cannot represent this time: for example, it is after the year 9999. Use
+        # `_BEFORE_ALL`, which the check below rejects.
         time = _BEFORE_ALL
     # Kafka's records have no times before 1970.
     if time < _EPOCH:

@@ -1,11 +1,15 @@
 """Holds back a table's updates until their window closes, or until a time limit.
 
 The operator's rows are the results of the previous operator, with the same keys. Suppress uses the
-stream time of the previous operator, except in three cases, where it has its own stream time: after
-a join, because many of the join's rows cause no result; after another suppress step, because the
-rows that this step holds back do not advance stream time; and after a table whose rows expire,
-because a row of any key can delete this key's row. Stream time here is the time that all partitions
-have reached, because no partition may update a window after the window's result has been sent.
+stream time of the previous operator. In three cases, it has its own stream time instead:
+
+- after a join, because many of the join's rows cause no result;
+- after another suppress step, because the rows that the other step holds back do not advance stream
+  time;
+- after a table whose rows expire, because a row of any key can delete this key's row.
+
+Stream time here is the time that all partitions have reached, because no partition may update a
+window after the window's result has been sent.
 
 If the aggregate before this step keeps each window until it closes, `suppressed_windows` sends the
 results from the aggregate's state. `early_results` also sends results of open windows.
@@ -154,7 +158,7 @@ def released_windows(
 
 
 class Suppress(Operator[Any]):
-    """Sends a key's results late, each at most once per window or time limit.
+    """Holds back a key's results, and sends at most one of them per window or time limit.
 
     If the step waits until a window closes, it sends one result per window once stream time reaches
     the window's end + `wait_ms`, and no tombstones. The result has the headers of the window's last
@@ -171,7 +175,7 @@ class Suppress(Operator[Any]):
     If the buffer is full, `emit_early` sends the oldest updates of all keys. If such an update does
     not belong to the current row's key, it is sent with the next row of its key, or when the engine
     closes the keys in `sent_early`. With `shut_down`, the engine calls `require_room` after it has
-    sent all updates that are due, so these do not count.
+    sent all updates that are due, so only later updates count towards the limit.
     """
 
     state_type: Any = WaitingUpdates
@@ -260,7 +264,8 @@ class Suppress(Operator[Any]):
         has_state = np.zeros(len(rows.keys), np.bool_)
         has_state[[number for number, _ in states.existing()]] = True
         is_kept = ~is_closed & self._must_keep(rows)
-        # A sent result, or a tombstone, replaces the result that an earlier batch has held back.
+        # A result that is sent now, or a tombstone, also removes the result that an earlier batch
+        # has held back.
         self._hold(states, rows, np.flatnonzero(is_kept | has_state[rows.key_numbers]), is_kept)
         sent = np.flatnonzero(is_closed & rows.has_value)
         taken = pa.array(sent)
@@ -357,7 +362,7 @@ class Suppress(Operator[Any]):
         """Send the oldest updates of all keys while the buffer exceeds its limit."""
         if self.shared is None or self.limit.when_full != "emit_early":
             return
-        # Updates that are due leave the buffer anyway, so they must not push out others.
+        # Updates that are due leave the buffer now. They do not count towards its limit.
         self.shared.forget(last_closed_end(row.after, self.wait_ms))
         while self.limit.exceeded(self.shared):
             key, window = self.shared.pop_oldest()

@@ -22,11 +22,12 @@ from sluice.values.windows import Bounds
 class ClosingWindows(Suppress):
     """Sends the last result of each window when the window closes.
 
-    The engine reads it from the aggregate's state.
+    The engine reads this result from the aggregate's state.
 
     The aggregate before this step keeps each window exactly until it closes, so its state has the
     results that are held back. This step's state adds only the headers of each window's last
-    update. It is empty if results get the headers of the records that close the windows.
+    update. This step's state is empty if results get the headers of the records that close the
+    windows.
     """
 
     state_type: Any = dict[Bounds, str]

@@ -29,7 +29,7 @@ class Latest(Operator[LatestValue]):
     A key's last record wins, regardless of its time; a null value deletes the key.
 
     `sends_old_values`: a later step subtracts or compares old values, so the old value is sent
-    before the new value. Without it, the results do not depend on the states.
+    before the new value. If it is false, the results do not depend on the states.
     """
 
     state_type: Any = LatestValue
@@ -87,16 +87,15 @@ class Latest(Operator[LatestValue]):
 
 
 LATE = "late"
-"""The name of a versioned table's output for records that are earlier than the latest record of
-their key."""
+"""A versioned table's output for records that are earlier than their key's latest record."""
 
 
 class LatestVersion(Operator[LatestValue]):
-    """A versioned table: the record with the latest time is the key's row.
+    """A versioned table: the record with the latest event time is the row of its key.
 
-    A record is late if it is more than `history_ms` before stream time. Any other record that is
-    earlier than the key's latest record goes to the output LATE, for joins that look up versions.
-    To recognize such records, the state keeps the time of a deletion for `history_ms`.
+    A record is late if it is more than `history_ms` before stream time. A record that is not late,
+    but earlier than the key's latest record, goes to the output LATE, for joins that look up
+    versions. To recognize such records, the state keeps the time of a deletion for `history_ms`.
     """
 
     state_type: Any = LatestValue

@@ -1,9 +1,9 @@
 """The facts of all pipelines in a folder (see `dag_facts`), kept in SLUICE_HOME.
 
-Without them, Airflow would import every file every 30 s. With them, a file is imported again in
-two cases. The first is that its content, a module, file or environment variable that it reads, or
-the version of Sluice or Python has changed. The second is that its facts are 30 to 60 minutes old,
-because a file can depend on something that is not recorded, such as the time.
+Without these cached facts, Airflow would import every file every 30 s. With the cached facts, a
+file is imported again in two cases. First, something has changed: the file, a module, file or
+environment variable that it reads, or the version of Sluice or Python. Second, its facts are 30 to
+60 minutes old, because a file can depend on something that is not recorded, such as the time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True):
     """The cached facts of one file."""
 
     edition: str
-    """The version of Sluice and Python that has found the facts."""
+    """The versions of Sluice and Python with which the facts were found."""
     found_at: float
     """When the facts were found, in epoch s."""
     facts: DagFacts

@@ -29,7 +29,7 @@ class AnnouncedStore(msgspec.Struct, frozen=True, kw_only=True):
     store: str
     fixed: Window | None = None
     calendar: CalendarWindow | None = None
-    """One of `fixed` and `calendar` is given: the definition of the store's windows."""
+    """Either `fixed` or `calendar` is given, and defines the store's windows."""
 
     @classmethod
     def of(cls, store: str, window: TimeWindow) -> Self:

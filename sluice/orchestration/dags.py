@@ -205,7 +205,8 @@ def _dag(facts: DagFacts, options: RunOptions, alerts: Alerts, warnings: Sequenc
     dag = DAG(
         facts.name,
         schedule=_schedule(facts, options),
-        # A run reads what is unread, whatever its date. So runs for past dates would read nothing.
+        # A run reads all unread records, whatever the run's date. So runs for past dates would read
+        # nothing.
         catchup=False,
         **NO_BACKFILLS,
         max_active_runs=1,
@@ -226,8 +227,8 @@ def _dag(facts: DagFacts, options: RunOptions, alerts: Alerts, warnings: Sequenc
         options=options, outlets=[*[Asset(name) for name in facts.assets], *of_windows],
         databases=[*facts.databases], delta=facts.needs_delta,
         continuous=facts.schedule == CONTINUOUS, executor_config=options.executor_config or None,
-        # The marks are inlets, because a run reads in their events which windows earlier runs
-        # announced.
+        # The mark assets are inlets, because their events tell a run which windows earlier runs
+        # have announced.
         announced=facts.announced, inlets=marks,
     )  # fmt: skip
     return dag

@@ -39,8 +39,8 @@ class Age:
         """Return whether the data become overdue at `now`, in seconds of a monotonic clock.
 
         `records` is the number of unread records, None if it is unknown. `snapshot_s` is the age of
-        the newest snapshot. The data are overdue if two conditions have lasted as long as the
-        deadline: that records are unread or their number is unknown, and that no new snapshot is
+        the newest snapshot. The data become overdue when two conditions have lasted as long as the
+        deadline. First, records are unread or their number is unknown. Second, no new snapshot is
         published.
         """
         if records == 0:

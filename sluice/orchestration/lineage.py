@@ -159,7 +159,7 @@ def _outputs(
     names = {topic: _topic(kafka, topic) for topic in (*job.outputs, job.pipeline.dead_letters)}
     for sink in job.sinks:
         match sink.table:
-            # Without the URL of its database, a table has no name in OpenLineage.
+            # If the URL of its database is missing, a table has no name in OpenLineage.
             case PostgresTable(name=table, connection=connection) if connection in databases:
                 names[sink.topic] = _table(databases[connection], table)
             case DeltaTable(name=location):
@@ -205,7 +205,7 @@ def _topic(kafka: Mapping[str, str], topic: str) -> tuple[str, str]:
 
 
 def _table(database: str, table: str) -> tuple[str, str]:
-    """Return a PostgreSQL table's namespace and name; the schema is `public` if it names none."""
+    """Return a PostgreSQL table's namespace and name; a table without a schema is in `public`."""
     url = urlsplit(f"//{without_log_in(database)}")
     schema, _, name = table.rpartition(".")
     named = Postgres(

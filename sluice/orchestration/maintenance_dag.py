@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 def retain_all(params: dict[str, Any]) -> None:
     """Apply retention to every pipeline.
 
-    Raises RetentionFailed at the end if it failed for some pipelines or shards.
+    Raises RetentionFailed at the end if retention failed for some pipelines or shards.
 
     Also records for each pipeline whether retention failed.
     """
@@ -63,7 +63,7 @@ def retain_all(params: dict[str, Any]) -> None:
 def _begin_offsets(ledger: Ledger) -> Offsets:
     """Return the oldest offsets of all pipelines' topics.
 
-    Leave out the topics of a cluster that does not answer, so that no history of them is merged.
+    Leave out the topics of a cluster that does not answer, so that their history is not merged.
     """
     connections = KafkaConnections(lambda: settings().pipelines)
     topics_of: dict[str, set[str]] = {}
@@ -87,7 +87,7 @@ def _begin_offsets(ledger: Ledger) -> Offsets:
 def retention_dag() -> DAG:
     """Delete old snapshots of every pipeline once a day.
 
-    Also delete row versions that no other snapshot includes. In the history, batches whose records
+    Also delete row versions that no kept snapshot includes. In the history, batches whose records
     are no longer in the topics are merged into one batch.
     """
     with DAG(

@@ -103,8 +103,8 @@ class SluiceOperator(SparkSubmitOperator):
     connection has the Spark master. `announced` are the stores whose closed windows get an event.
     `continuous` says that Airflow starts a run when the last one has ended.
 
-    Of the run's parameters, uses only `action` (one of `ACTIONS`), the parameters in `LIMITS` and,
-    for a replay, `from` and `until`.
+    Only these parameters of a run are used: `action` (one of `ACTIONS`), the parameters in `LIMITS`
+    and, for a replay, `from` and `until`.
     """
 
     template_fields: Sequence[str] = ()
@@ -141,7 +141,7 @@ class SluiceOperator(SparkSubmitOperator):
         self._warm_run: WarmRun | None = None
 
     def on_kill(self) -> None:
-        """End the driver, because Airflow ends the task, such as when a user marks it as failed."""
+        """End the driver when Airflow ends the task, for example after a user marked it failed."""
         self._is_ended = True
         if self._warm_run is not None:
             self._warm_run.end()
@@ -220,7 +220,7 @@ class SluiceOperator(SparkSubmitOperator):
             raise
 
     def _skip_if_paused(self, context: Context) -> None:
-        """Skip the task if somebody has paused the pipeline, which is not a failure.
+        """Skip the task, without failing it, if somebody has paused the pipeline.
 
         A pipeline that runs continuously would be started again at once, so its task waits a while.
         """

@@ -33,8 +33,8 @@ class AttemptEnded(AirflowException):
 class Repetition(RetryPolicy):
     """Repeats a pipeline's run after a delay that about doubles with each attempt.
 
-    Airflow's own exponential delays are random, and only its scheduler knows them. With these
-    delays, `sluice status` and the page could not say when the run is repeated.
+    Airflow's own exponential delays are random, and only its scheduler knows them. So `sluice
+    status` and the page could not say when the run is repeated.
 
     Airflow before 3.3 has no such policies, and uses its own delays.
     """

@@ -1,7 +1,8 @@
-"""Imports once, before Airflow forks its tasks, what each task of a pipeline would import itself.
+"""Imports the modules of pipelines' tasks once, before Airflow forks the tasks.
 
-With the LocalExecutor, the processes of tasks are forks of the scheduler's. A task then finds these
-modules imported, which saves it most of the time between its start and that of its run.
+With the LocalExecutor, the processes of tasks are forks of the scheduler's process. A task then
+finds these modules imported. This saves most of the time between the start of the task and the
+start of its run.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _SCHEDULER = "scheduler"
 
 
 class _SchedulerStarts:
-    """Hears that a component of Airflow starts."""
+    """Airflow calls its method when a component starts."""
 
     @hookimpl
     def on_starting(self) -> None:
@@ -39,7 +40,8 @@ class _SchedulerStarts:
 def import_for_tasks() -> None:
     """Import what the file of DAGs and the operator import.
 
-    A scheduler must start in any case, so an error is only logged: tasks would have it, too.
+    The scheduler must start even if an import fails, so the error is only logged. Each task then
+    reports the same error.
     """
     try:
         import_module("sluice.orchestration.dags")

@@ -75,8 +75,8 @@ class Burst:
     _busy_at: float = 0.0
     """The latest time at which an event was due, a driver was seen at work, or a run failed."""
     _unanswered_since: float | None = None
-    """When the first event was due after a driver was last seen at work; None if there is no such
-    event."""
+    """When the first event since a driver was last seen at work was due; None if none has been due
+    since then."""
     attempts: int = field(default=0, init=False)
     """The number of events since the pipeline last read up to the offsets of an event."""
     _ever: bool = False
@@ -97,7 +97,7 @@ class Burst:
         """Return whether an event is due at `now`, in seconds of a monotonic clock.
 
         No event is due while a driver runs. `is_lasting`: the last run has failed with an error
-        that would end the same run again.
+        with which the same run would fail again.
         """
         # Records that an open transaction holds back are not readable. A run could not read them.
         if lag.readable == 0:
@@ -144,7 +144,7 @@ class Burst:
         return min(back_off_s, max(_LONGEST_BACK_OFF_S, self.patience_s))
 
     def _waits_for_run(self, lag: Lag, now: float, *, is_lasting: bool) -> bool:
-        """Return whether the last event's run may still read its records, or has just failed."""
+        """Return whether the last event's run may still read the records, or has just failed."""
         if self._fired is None or _reaches(lag.positions, self._fired):
             self.attempts = 0
             return False
@@ -164,7 +164,7 @@ class DueTimers:
 
     patience_s: float
     _fired: int | None = None
-    """The time of the timer of the last event, epoch ms."""
+    """The time of the timer that caused the last event, in epoch ms."""
     _busy_at: float = 0.0
     """The latest time at which an event was due, or a driver was seen at work."""
     _attempts: int = 0
@@ -172,7 +172,7 @@ class DueTimers:
     def due(self, next_timer: int | None, clock_ms: float, now: float, *, driven: bool) -> bool:
         """Return whether an event is due at `now`, in seconds of a monotonic clock.
 
-        `clock_ms` is the wall clock.
+        `clock_ms` is the time of the wall clock.
 
         No event is due while a driver runs, because the driver fires the timers itself.
         """
@@ -231,14 +231,15 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
 
     It also fires when one of the pipeline's timers on the wall clock is due.
 
-    By default, it does not wait for the end of a burst: the run that it starts reads all records
-    that arrive until Spark has started, which takes seconds. With `settle_seconds`, it waits until
-    no record has arrived for that time, but at most `max_wait_seconds`.
+    By default, it does not wait for the end of a burst. Spark takes seconds to start, and the run
+    also reads all records that arrive until then. If `settle_seconds` is set, it waits
+    until no record has arrived for that time, but at most `max_wait_seconds`.
 
     The trigger gets only end offsets from the broker; it reads no records and commits nothing. The
     ledger has the offsets up to which runs have read, and the times at which runs began. After its
-    triggerer was restarted, the trigger therefore fires only for unread records, and not before
-    `min_interval_seconds` have passed since the last run that published something began. It does
+    triggerer was restarted, the trigger therefore fires only for unread records. It then waits
+    until `min_interval_seconds` have passed since the beginning of the last run that published
+    something. It does
     not fire while a driver works on the pipeline, because the driver may linger and read the
     records itself.
 
@@ -357,7 +358,7 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
             self._watch = None
 
     async def _look(self, watch: Watch, new: Burst | None) -> Observation | None:
-        """Observe the pipeline, and tell a `new` burst when the last run began.
+        """Observe the pipeline, and tell the burst, if it is `new`, when the last run began.
 
         An earlier triggerer may have started that run. While the broker, a topic or the ledger is
         unreachable, return None, and log this once.
@@ -400,7 +401,7 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
     def _may_change_text(self) -> bool:
         """Return whether the text of a failure may change now.
 
-        Without this limit, each new record would change it.
+        Without this limit, each new record would change the text.
         """
         now = time.monotonic()
         if now < self._next_text:
@@ -427,8 +428,8 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
         Return None if `unanswered_s` is less than `SLOT_SECONDS`.
         """
         since = datetime.now(UTC) - timedelta(seconds=unanswered_s)
-        # If a run has failed since then, Airflow has started it, although no driver has taken the
-        # lease.
+        # If a run has failed since the unanswered event, Airflow has started this run, although no
+        # driver has taken the lease.
         if unanswered_s < SLOT_SECONDS or (failed is not None and failed.seen_at >= since):
             return None
         return not_started(self.pipeline, since)

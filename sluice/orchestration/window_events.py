@@ -1,10 +1,12 @@
 """Asset events for windows that have closed: one for each window of an announced store.
 
 Airflow registers the events of a task in the transaction in which the task succeeds. So events say
-which windows have been announced: besides the events of windows, a run adds one event to the
-store's *mark*, a separate asset, with the end of the newest window that it has announced (`until`).
-A run announces the windows that end later, up to the time that the ledger has for the newest
-snapshot (`engine/publish/closed_windows.py`). Nothing else decides, so a window has one event even
+which windows have been announced. Besides the events of windows, a run adds one event to the
+store's *mark*, a separate asset. This event has the end of the newest window that the run has
+announced (`until`).
+A run announces the windows that end after `until`, up to the time that the ledger has for the
+newest snapshot (`engine/publish/closed_windows.py`). Nothing else decides, so a window has one
+event even
 if
 
 - a driver is killed and its batch is repeated, or the task is repeated: a task that has not
@@ -47,7 +49,8 @@ if TYPE_CHECKING:
 MOST_WINDOWS = 1_000
 """The most windows of a store that a run announces. Later runs announce the rest."""
 _FOREIGN_EVENTS = 20
-"""The most events created by people, such as on Airflow's page, that may follow a run's event."""
+"""The largest number of events created by people, for example on Airflow's page, that may follow a
+run's event."""
 _MEASUREMENT = "announced_until_seconds"
 
 
@@ -75,7 +78,7 @@ def assets_of(pipeline: str, stores: Sequence[AnnouncedStore]) -> list[Asset]:
 
 @dataclass(frozen=True)
 class ClosedWindow:
-    """A window that has closed, as a DAG after the pipeline sees it."""
+    """A closed window, as a DAG that runs after the pipeline sees it."""
 
     pipeline: str
     store: str
@@ -90,8 +93,8 @@ class ClosedWindow:
 def each_closed_window(pipeline: str, store: str) -> Any:
     """Return the schedule of a DAG that runs for the closed windows of a store.
 
-    With Airflow 3.3, the DAG runs once for each window. Before, a run can be for several windows
-    that have closed at the same time.
+    With Airflow 3.3, the DAG runs once for each window. With earlier releases, a run can be for
+    several windows that have closed at the same time.
     """
     asset = window_asset(pipeline, store)
     if HAS_PARTITIONS:
@@ -156,7 +159,7 @@ def announce_windows(
 def _announcement(
     ledger: Ledger, pipeline: str, announced: AnnouncedStore, until: int | None
 ) -> _Announcement | None:
-    """Return the windows of a store to announce. Those up to `until` have been announced.
+    """Return the windows of a store to announce. The windows up to `until` have been announced.
 
     None if there is nothing new.
     """

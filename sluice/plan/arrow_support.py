@@ -38,7 +38,7 @@ class NeedsSparkError(Exception):
 
 
 UNDECLARED = "the type of the results is unknown. returns= declares it"
-"""Why only Spark can read the results of a function: without a type, they are VARIANTs."""
+"""Why only Spark can read the results of a function without a declared type: they are VARIANTs."""
 _UNDECLARED_RESULT = re.compile(r"parse_json\([rx]\d+\.value\)")
 """Matches the SQL of such results, as made by `Shape.value_sql`."""
 
@@ -64,7 +64,7 @@ class TypedFallibleExpression:
 
 @dataclass(frozen=True)
 class TypedExplosion:
-    """A column that makes a row for each element of a record's array, or one for an empty array."""
+    """A column that makes a row for each element of an array, or one row for an empty array."""
 
     column: Column
     array: TypedExpression

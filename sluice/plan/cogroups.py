@@ -14,8 +14,8 @@ from sluice.values.record_metadata import METADATA
 from sluice.values.sql_text import value_if
 
 EACH_RECORD = "TRUE"
-"""The argument of `count(*)` for the records that it counts. For records of other streams, the
-argument is null."""
+"""The argument of `count(*)` for the records that the function counts. For records of other
+streams, the argument is null."""
 
 
 @dataclass(frozen=True)

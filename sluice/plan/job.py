@@ -39,7 +39,7 @@ class PlannedPipeline:
     idle_timeout_ms: int | None
     advance_when_idle_ms: int | None
     """How long an operator's topics must be silent before its stream time advances with the clock;
-    None for never."""
+    None if it never does so."""
     linger_ms: int
     """How long a run that has read all records waits for new records."""
     max_failures: float
@@ -59,7 +59,7 @@ class PlannedPipeline:
     output_keys: Mapping[str, str]
     """Topic or table → the expression of its records' keys; empty if it is unknown."""
     may_break: tuple[str, ...]
-    """The pipelines whose interface with this one a change may break (see `Pipeline`)."""
+    """The pipelines that a change of this pipeline may break (see `Pipeline`)."""
     depends_on_clock: bool
     """Whether an expression depends on the time of the batch."""
     announced_windows: Mapping[str, TimeWindow]
@@ -337,8 +337,8 @@ class Job:
     def reads_without_stages(self) -> bool:
         """Whether the tasks that read records need no stream time from the previous batch's stages.
 
-        If stream time advances for idle partitions, an operator's time can be later than the
-        partition's.
+        If stream time advances for idle partitions, an operator's stream time can be later than
+        that of the partition that a task reads.
         """
         waits = (
             self.pipeline.idle_timeout_ms is not None
@@ -478,7 +478,7 @@ class Job:
 
     @property
     def operators_with_chained(self) -> frozenset[int | None]:
-        """Return the operators that pass results on directly within their stage, and None."""
+        """Return the operators that pass results to another operator of their stage, and None."""
         return frozenset(operator.chained_to for operator in self.operators)
 
     @property
@@ -559,5 +559,5 @@ class Plan:
 
 
 PlanOf: TypeAlias = Callable[[Collection[str]], Job]
-"""A function that plans a part of a pipeline, given the names of stores and steps. The part is
-either these, with all steps upstream of them, or the rest of the pipeline."""
+"""A function that plans a part of a pipeline, given the names of stores and steps. The part has
+either these stores and steps with all steps upstream of them, or the rest of the pipeline."""

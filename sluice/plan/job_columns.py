@@ -282,7 +282,7 @@ class JobColumns:
         return [*map(_is_first_row, self._other_explosions(scope))]
 
     def _other_explosions(self, scope: Scope) -> list[int]:
-        """Return the nodes that split records in a scope's stage but not upstream, by number."""
+        """Return the numbers of nodes that split records in the scope's stage, but not upstream."""
         explosions = self._explosions.get(scope.stage, {})
         return [number for number in explosions if number not in scope.exploded]
 
@@ -448,7 +448,7 @@ class JobColumns:
         *,
         reported_with: Scope | None,
     ) -> tuple[Scope, FallibleExpression]:
-        """Return the scope after an expression, and the expression or the node's equal earlier one.
+        """Return the scope after an expression, and the expression or an equal one, added earlier.
 
         A failure is reported with the value of the scope `reported_with`.
         """

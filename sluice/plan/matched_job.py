@@ -17,7 +17,7 @@ def matched_job(
     The `known` topics, which the generation has read before, come first and in their order, because
     they must keep their numbers. The other `existing` topics follow. Raises EngineError if a
     pattern matches too many topics, or if two patterns match the same topic. If a pattern matches
-    no topic, raises InputAway, or with `partly`, keeps the pattern.
+    no topic, raises InputAway or, if `partly` is set, keeps the pattern.
     """
     topics_by_pattern: dict[str, list[str]] = {}
     patterns: dict[str, str] = {}

@@ -35,7 +35,7 @@ def topics_of(node: nodes.Node) -> tuple[str, ...]:
 
 
 def source_number(pipeline: Graph, node: nodes.Source) -> int:
-    """Return a source's number in the column `_source`; for a pattern, that of its first topic.
+    """Return a source's number in the column `_source`, or for a pattern, its first topic's number.
 
     Topics that match a pattern have numbers after those of all steps: `most_topics` numbers for
     each pattern. Raises TopologyError if there are too few numbers.

@@ -193,7 +193,10 @@ def _process(node: nodes.Process, pipeline: Graph) -> ProcessParameters:
 
 
 def _may_lack_columns(node: nodes.ChangedRows) -> bool:
-    """Return whether old rows come from Debezium, which may omit columns. Sluice omits none."""
+    """Return whether the old rows come from Debezium, and may therefore lack columns.
+
+    Old rows that Sluice itself makes have all columns.
+    """
     for step in nodes.upstream(node):
         if isinstance(step, nodes.Changes):
             return False

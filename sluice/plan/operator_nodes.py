@@ -89,8 +89,8 @@ def _why(pipeline: Graph, node: nodes.Node, *, follows_operator: bool) -> str:
     if isinstance(node, nodes.Aggregate):
         return _why_aggregate(pipeline, node, follows_operator=follows_operator)
     if node.needs_last_change_only and not follows_operator:
-        # The left side of such a join is a group, and the driver joins the group's changes with the
-        # global table.
+        # The left side of a join with a global table is a group, and the driver joins the group's
+        # changes with the table.
         return ""
     return node.operator_reason
 

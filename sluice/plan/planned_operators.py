@@ -35,7 +35,7 @@ class SharedRows:
 
 @dataclass(frozen=True)
 class Edge:
-    """The columns of rows for an operator's side, or from an operator for its store or a sink."""
+    """The columns of the rows that go to an operator, or from an operator to a store or a sink."""
 
     target: int
     side: int
@@ -267,8 +267,8 @@ class PlannedOperator:
             or suppress.by_window
         ):
             return False
-        # With cogrouped streams, one stream may make the operator forget another stream's window
-        # before the step sends the window's result.
+        # If streams are cogrouped, one stream may make the operator forget another stream's window
+        # before the suppress step sends the window's result.
         if (
             not isinstance(self.action, AggregateParameters | PythonAggregateParameters)
             or self.by_window
@@ -280,7 +280,7 @@ class PlannedOperator:
             case Window() | CalendarWindow() as window:
                 return waiting.wait_ms == WindowLateness(window).open_ms
             case SessionWindow() as window:
-                # If there is a retention, the operator keeps sessions for longer.
+                # If the aggregate has a retention, the operator keeps a session at least that long.
                 kept_ms = max(WindowLateness(window).open_ms, action.retention_ms or 0)
                 return waiting.wait_ms == kept_ms
             case _:
@@ -292,7 +292,7 @@ class PlannedOperator:
     def closing_times(self) -> Window | None:
         """The windows, if the operator's workers need to know only when these windows close.
 
-        None if the workers need more of stream time.
+        None if the workers also need stream time for another reason.
         """
         # If the rows come from one topic, they already have the stream times that the operator
         # itself needs.
@@ -318,8 +318,8 @@ class PlannedOperator:
         The task of each partition then knows the stream time.
         """
         # The sides of a join, and cogrouped streams, share a stream time, which the task of one
-        # topic does not know. Nor does such a task know the stream time of rows from another stage,
-        # because these have passed through a shuffle.
+        # topic does not know. Such a task also does not know the stream time of rows from another
+        # stage, because these have passed through a shuffle.
         if self.is_stream_join or len(self.topics) > 1 or self.reads_pattern or len(self.edges) > 1:
             return False
         return all(edge.stage == 0 for edge in self.edges)

@@ -35,9 +35,9 @@ are errors.)"""
 def plan(pipeline: Pipeline, only: Collection[str] = (), without: Collection[str] = ()) -> Plan:
     """Plan a pipeline as one job.
 
-    With `only`, the job computes only the stores and steps with these names and the steps upstream
-    of them, exactly as the whole pipeline does, and writes no output. `without` leaves out the
-    stores and steps with these names, and the steps that follow them.
+    If `only` is given, the job computes only the stores and steps with these names, and the steps
+    upstream of them. It computes these exactly as the whole pipeline does, and writes no output.
+    `without` leaves out the stores and steps with these names, and the steps that follow them.
     """
     pipeline.require_kept_stores()
     announced = pipeline.announced_windows
@@ -195,7 +195,7 @@ def _add_columns(
 ) -> None:
     """Add the columns of all steps between operators, groups and outputs.
 
-    They are added before the conditions of groups and outputs: if a step turns a record into
+    Call this before the conditions of groups and outputs are made: if a step turns a record into
     several rows, groups and outputs that do not follow this step must read only one of the rows.
     """
     for end in [*outputs.of_records, *expected]:

@@ -60,9 +60,9 @@ class Scopes:
     def after(self, node: nodes.Node, *, old: bool = False) -> Scope:
         """Return the scope after a node. Adds the node's columns on first use.
 
-        `old` matters only for a topic's table, which has two scopes. With `old`, the rows come from
-        the operator that stores the table, and include replaced old values. The results of any
-        other operator include old values if a later step needs them.
+        `old` matters only for a topic's table, which has two scopes. If `old` is true, the rows
+        come from the operator that stores the table, and include replaced old values. The results
+        of any other operator include old values if a later step needs them.
         """
         old = old and _is_topic_table(node)
         if (node.number, old) not in self._scopes:
@@ -94,7 +94,7 @@ class Scopes:
     def null_as_missing(self, scope: Scope) -> Scope:
         """Return the scope in which a value that is the JSON `null` counts as missing.
 
-        If the values are objects, this is the same scope.
+        If the values are objects, returns `scope` itself.
         """
         if not scope.scalar:
             return scope
@@ -536,7 +536,7 @@ def _feeds_left_join(pipeline: Graph, node: nodes.Node) -> bool:
             and child.kind == "stream-table"
             and child.left is not node
         ):
-            continue  # The records only become rows of the table.
+            continue  # A record of the table only becomes a row, and is not joined itself.
         keeps_all = isinstance(child, nodes.Join) and child.how != "inner" and not child.is_table
         if keeps_all or _feeds_left_join(pipeline, child):
             return True
@@ -636,5 +636,5 @@ def _cogroup_expressions(node: nodes.Cogroup) -> ResultExpressions | None:
 
 
 def _are_results(columns: Iterable[tuple[str, str]], results: Iterable[str]) -> bool:
-    """Return whether each column is just a function's result. Then no expression is computed."""
+    """Return whether each column is just a function's result. If so, no expression is computed."""
     return [text for _, text in columns] == [*map(quoted, results)]

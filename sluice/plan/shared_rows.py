@@ -45,8 +45,8 @@ def share_rows(operators: Sequence[PlannedOperator]) -> tuple[PlannedOperator, .
 
 def _may_share(operator: PlannedOperator, edge: Edge) -> bool:
     """Return whether an edge's rows come from records and could serve other operators, too."""
-    # Rows with stream times belong to one operator. So do an aggregate's arguments, because of
-    # their types.
+    # Rows with stream times belong to one operator, and so do rows with an aggregate's arguments,
+    # because of the arguments' types.
     is_timed = operator.has_own_stream_time
     has_one_path = edge.constant_path is not None
     return (

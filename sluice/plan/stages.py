@@ -193,7 +193,7 @@ class StagePlanner:
                 yield from (self._edge_scopes[edge.column].passed, edge.unchanged_result or "")
 
     def _may_be_operator(self, node: nodes.Node) -> bool:
-        """Return whether a node is an operator, or merges streams of perhaps different stages."""
+        """Return whether a node is an operator, or merges streams that may be of several stages."""
         if isinstance(node, nodes.Merge) and is_or_follows_operator(self.pipeline, node):
             return True
         return is_operator(self.pipeline, node)
@@ -250,11 +250,11 @@ class StagePlanner:
         The second result tells whether the processor's rows advance it, too. In Kafka Streams, a
         processor has the stream time of its task, which advances with every record that the task
         reads, even if the record does not reach the processor. Records of another task come through
-        a repartition topic. Sluice has no such topic. There, only records that reach the processor
-        advance stream time.
+        a repartition topic. Sluice has no repartition topics: of another task's records, only those
+        that reach the processor advance stream time.
         """
-        # All these records would be reported to every worker. Without timers, the processor's rows
-        # are enough.
+        # Every worker would get a report of each of these records. If the processor sets no timers,
+        # its own rows are enough.
         if not isinstance(node, nodes.Process) or not node.sets_timers:
             return (), True
         topics: dict[str, None] = {}
@@ -464,10 +464,10 @@ class StagePlanner:
         return self.scopes.for_branch(scope, taken.parent, node, taken.number)
 
     def _path_into_store(self, scope: Scope, table: nodes.Node) -> tuple[str, ...]:
-        """Return the path of rows that a node reads from a table's store. `scope`: after the table.
+        """Return the path of rows that a node reads from a table's store.
 
-        In Kafka Streams, the store is updated after the steps that were declared before the store,
-        but before the change goes to any step after the table.
+        `scope` is the scope after the table. In Kafka Streams, the store is updated after the steps
+        that were declared before the store, but before the change goes to any step after the table.
         """
         table = nodes.table_of_rows(table)
         if isinstance(table, nodes.ToTable):
@@ -541,7 +541,7 @@ def _sends_old_values(pipeline: Graph, node: nodes.Node) -> bool:
 
 
 def _takes_latest(node: nodes.Node, taken: nodes.Input) -> bool:
-    """Return whether an edge omits a versioned table's updates that precede their key's latest."""
+    """Return whether an edge leaves out a versioned table's updates, except each key's latest."""
     if taken.parent.history is None:
         return False
     return taken.side == STORE or taken.is_copied or node.takes_latest

@@ -1,6 +1,6 @@
 """Names of the counts of rows that go into a step, and of results that leave a step.
 
-They are counts of whole tables of rows, whose lengths are known, so that no record takes longer.
+To cost no time per record, they count whole tables of rows, whose lengths are known.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def received_by_side(operator: PlannedOperator) -> dict[int, str]:
 
 
 def _has_row_per_record(operator: PlannedOperator, edge: Edge) -> bool:
-    # Every worker gets a copy of such a row, and a change with its old value has two rows.
+    # Every worker gets a copy of a copied row, and a change that has an old value has two rows.
     if edge.is_copied or edge.has_old_values:
         return False
     # A foreign-key join gets some rows of its left side twice: at the old and at the new foreign
@@ -44,7 +44,7 @@ def _has_row_per_record(operator: PlannedOperator, edge: Edge) -> bool:
     action = operator.action
     if isinstance(action, TableJoinParameters) and action.kind == "foreign-key":
         return False
-    # The rows of all other sides repeat rows of these sides.
+    # All other sides only repeat rows of the sides that are listed here.
     return edge.side < MOVED or COGROUPED <= edge.side < READ
 
 

@@ -118,7 +118,7 @@ class Source:
 
 @dataclass(frozen=True)
 class GlobalTableInput:
-    """A global table. Its latest values form a separate group.
+    """A global table. The latest values of its keys form a separate group.
 
     Every worker has all rows of this group.
     """

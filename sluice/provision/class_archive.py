@@ -25,7 +25,8 @@ ARCHIVE_OPTIONS = (
     "-XX:+UnlockDiagnosticVMOptions", "-XX:ArchiveRelocationMode=0",
     "-Xlog:cds=off", "-Xlog:class+path=off",
 )  # fmt: skip
-"""Options for a JVM that uses an archive of classes, and logs nothing if it cannot."""
+"""Options for a JVM that uses an archive of classes, and logs nothing if it cannot use the
+archive."""
 
 
 @contextmanager

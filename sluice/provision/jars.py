@@ -38,8 +38,8 @@ def _delta(spark: str) -> list[Module]:
 
 
 def broker_roots(version: str) -> list[Module]:
-    """Return the jars of a version of Kafka's broker, without those that they depend on."""
-    # Without a binding for slf4j, the broker does not log why it fails.
+    """Return the jars of a version of Kafka's broker, without their dependencies."""
+    # If a binding for slf4j were missing, the broker would not log why it fails.
     return [
         Module("org.apache.kafka", "kafka_2.13", version),
         Module("org.slf4j", "slf4j-simple", "1.7.36"),
@@ -223,8 +223,8 @@ def write_lock(java: Path, path: Path = LOCK, roots: Mapping[Bundle, list[Module
 
 
 def _resolve(java: Path, bundle: Bundle, roots: list[Module], work: Path) -> list[Jar]:
-    # Only the broker gets the dependencies of its roots. The roots of Delta Lake are all of its
-    # jars.
+    # For the broker, also fetch the dependencies of `roots`. For Delta Lake, `roots` already has
+    # all jars.
     modules = ivy.fetch(java, roots, work, transitive=bundle is Bundle.BROKER)
     jars: list[Jar] = []
     for module, path in modules.items():

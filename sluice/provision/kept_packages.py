@@ -1,7 +1,7 @@
 """The packages of the running Python that a pipeline's own libraries must not replace.
 
-They are those that Sluice's runs import: the packages that Sluice depends on, without Airflow, and
-all that these depend on.
+These are the packages that Sluice's runs import: the dependencies of Sluice except Airflow, and all
+of their dependencies.
 """
 
 from __future__ import annotations

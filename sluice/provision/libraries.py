@@ -1,8 +1,9 @@
 """The libraries of single pipelines: packages that Airflow's Python lacks or has as other versions.
 
 A pipeline's `requirements` in a file `sluice.toml` name a file for pip, or an archive of installed
-packages. They are installed once on each host, to a folder of `SLUICE_HOME/libraries` that is named
-by their hash, and stay there until they have not been used for a month.
+packages. The packages are installed once on each host, to a folder of `SLUICE_HOME/libraries` that
+is named
+by their hash. They stay there until they have not been used for a month.
 """
 
 from __future__ import annotations
@@ -321,9 +322,10 @@ def _unpack(archive: Path, target: Path) -> None:
 def _run_pip(
     requirements: Path, target: Path, temporary: Path, say: Callable[[str], object]
 ) -> None:
-    """Install the packages in a file of requirements, with stand-ins for the kept packages."""
+    """Install a file's requirements; empty wheels stand in for the packages that must stay."""
     lines: list[str] = []
-    # A locked file has the hashes of the packages themselves, so stand-ins would not match them.
+    # A locked file has the hashes of the packages themselves, so the empty wheels would not match
+    # them.
     is_locked = any(b"--hash" in content for content in contents(requirements))
     for package in kept_packages():
         if is_locked:
@@ -340,7 +342,7 @@ def _run_pip(
     ]  # fmt: skip
     # The libraries of another pipeline must not count as installed.
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    # pip refuses --target if its configuration asks for installations of the user.
+    # pip refuses --target if its configuration sets `user`.
     variables["PIP_USER"] = "0"
     output: list[str] = []
     with subprocess.Popen(
@@ -366,7 +368,7 @@ def _run_pip(
 
 
 def _pip_error(requirements: Path, output: list[str]) -> PreflightError | SettingsError:
-    """Return the error that pip's output tells of."""
+    """Return the error to raise for pip's output."""
     if any("No module named pip" in line for line in output):
         return PreflightError(
             f"{sys.executable} has no pip, which installs the libraries of {requirements}.",
@@ -418,7 +420,7 @@ def _conflicts(output: list[str]) -> list[str]:
 
 
 def _remove_kept(requirements: Path, target: Path) -> None:
-    """Remove kept packages that were installed in their running versions. Reject other versions."""
+    """Remove copies of kept packages. Raise SettingsError if a copy has another version."""
     kept: dict[str, KeptPackage] = {package.name: package for package in kept_packages()}
     for each in [*distributions(path=[str(target)])]:
         package = kept.get(normalized(each.name))

@@ -52,8 +52,8 @@ class _Reader:
             if included is None:
                 yield from self._package(file, line)
             elif "://" not in included[1]:
-                # The files at an address are not read, so their changes are not noticed. Authors
-                # have to write exact versions there.
+                # A file at a URL is not read, so changes of it are not noticed. Authors have to
+                # write exact versions there.
                 yield from self.contents(file.parent / included[1])
 
     def _package(self, file: Path, line: str) -> Iterator[bytes]:

@@ -1,6 +1,7 @@
 """The versions with which Sluice is tested, and what happens with others: docs/versions.md.
 
-A version that is too old raises an error, because names are missing there. A version that is newer
+A version that is too old raises an error, because it lacks names that Sluice uses. A version that
+is newer
 gets a warning.
 """
 
@@ -138,7 +139,7 @@ def _reinstall(spark: str) -> str:
 
 
 def _is_overwritten(packages: Path, spark: str) -> bool:
-    """Return whether a folder's pyspark files are, by size, those of another pyspark-client."""
+    """Return whether a folder's pyspark files have the sizes of another pyspark-client's files."""
     clients = [folder.name for folder in packages.glob("pyspark_client-*.dist-info")]
     if not clients or clients == [f"pyspark_client-{spark}.dist-info"]:
         return False

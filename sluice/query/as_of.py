@@ -47,7 +47,7 @@ class AsOf:
         return self.min_snapshot is not None or bool(self.min_positions)
 
     def is_reached(self, snapshot: Snapshot) -> bool:
-        """Return whether a snapshot has reached the bounds."""
+        """Return whether a snapshot has reached the minimum snapshot and positions."""
         if self.min_snapshot is not None:
             reached = snapshot.generation, snapshot.batch
             if reached < parse_snapshot(self.min_snapshot):
@@ -65,11 +65,11 @@ class AsOf:
             if topic not in topics:
                 raise QueryError(
                     f"`min_position`: the store's pipeline does not read topic {topic[:100]!r}.",
-                    next_step=f"The pipeline reads {', '.join(sorted(topics))}.",
+                    next_step=f"Name a topic that the pipeline reads: {', '.join(sorted(topics))}.",
                 )
 
     def require_reached(self, snapshot: Snapshot) -> None:
-        """Raise NotReached, with the snapshot's progress, if it has not reached the bounds."""
+        """Raise NotReached, with the snapshot's progress, if it has not reached the minimum."""
         if self.is_reached(snapshot):
             return
         unread: list[str] = []
@@ -130,7 +130,8 @@ def _of_run(ledger: Ledger, pipeline: str, run: str) -> Snapshot:
     if snapshot is None:
         raise NotFound(
             f"The run {run[:100]!r} has no published snapshot.",
-            next_step="The run found no records to read, or its snapshots are no longer kept.",
+            next_step="Leave `as_of` out to read the newest snapshot. Possible causes: the run "
+            "found no records, or its snapshots are no longer kept.",
         )
     return snapshot
 
@@ -216,8 +217,8 @@ def _missing(
     ledger: Ledger, newest: Snapshot, statement: str, requested: tuple[int, int]
 ) -> NoReturn:
     """Raise Gone if all kept snapshots are newer than the requested one, otherwise NotFound."""
-    # `newest` is from the caller's cache. Retention may have removed this snapshot by now, and the
-    # error must only name snapshots that are kept, so the newest snapshot is read again.
+    # `newest` is from the caller's cache. Retention may have removed that snapshot by now. The
+    # error must only name kept snapshots, so read the newest snapshot again.
     newest = ledger.snapshots.latest(newest.pipeline) or newest
     oldest = ledger.snapshots.oldest(newest.pipeline) or newest
     kept = f"Snapshots {oldest.id} to {newest.id} are kept; leave `as_of` out to read the newest."
@@ -239,8 +240,8 @@ def _time(text: str) -> datetime:
         time = parse_moment("as_of", text)
     except QueryError:
         raise _invalid_read_point(text, *_NO_READ_POINT) from None
-    # Converted to UTC, a time near either end of Python's calendar may lie outside of the calendar,
-    # so it is limited to the calendar's ends.
+    # A time near either end of Python's calendar may leave the calendar when it is converted to
+    # UTC. Limit it to the calendar's ends.
     return min(max(time, _EARLIEST), _LATEST)
 
 

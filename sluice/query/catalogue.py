@@ -75,7 +75,7 @@ def only_store(
 
     Raises NotFound, with the next step `unknown`, if `stores` is empty; and QueryError, with the
     next step `ambiguous`, if several pipelines have the store. `{pipelines}` in `ambiguous` is
-    replaced by their names.
+    replaced by the pipelines' names.
     """
     if not stores:
         raise NotFound(f"There is no store {name!r}.", next_step=unknown)
@@ -124,13 +124,13 @@ class Catalogue:
 
         Raises NotReady if the pipeline has no snapshot yet, NotFound if the snapshot never existed,
         and Gone if it is no longer kept. Raises NotReached if it has not reached the requested
-        bounds, and QueryError if it can never reach them.
+        minimum, and QueryError if it can never reach this minimum.
         """
         pipeline = store.pipeline
         newest = await self.newest(pipeline)
         if newest is not None and when.has_bounds and not when.is_reached(newest.snapshot):
-            # The cached snapshot can be a moment old; only a fresh snapshot proves that the bound
-            # is not reached.
+            # The cached snapshot can be a moment old. Only a fresh snapshot proves that the
+            # requested minimum is not reached.
             newest = await self._fresh(
                 _newest_of(pipeline), lambda: self._newest(pipeline), since=self._clock()
             )
@@ -174,14 +174,14 @@ class Catalogue:
         if cached is not None:
             newest: PipelineSnapshot | None = cached.value
             if newest is not None and newest.snapshot == snapshot and newest.generation is info:
-                # The same object is returned again, because it has cached pins.
+                # Return the cached object, because it has cached pins.
                 return newest
         return PipelineSnapshot(snapshot, info)
 
     def _generation_of(self, snapshot: Snapshot) -> GenerationInfo | None:
         read_at, snapshot_id, info = self._generations.get(snapshot.pipeline, (0.0, "", None))
-        # Moves and standbys change the workers of a generation without a new snapshot, so the
-        # generation is also read again after some time.
+        # Moves and standbys change a generation's workers without a new snapshot, so the generation
+        # is read again after some time.
         is_recent = self._clock() < read_at + FRESH_SECONDS * _SELDOM
         if info is not None and snapshot_id == snapshot.id and is_recent:
             return info

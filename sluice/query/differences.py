@@ -89,9 +89,8 @@ async def pairs(
     """Pair the entries of two snapshots. Both are sorted by key and window."""
     old, new = await anext(before, None), await anext(after, None)
     while old is not None or new is not None:
-        # Both snapshots are sorted by id (key and window). If the ids of the two entries differ,
-        # the smaller id is only in its own snapshot, because all further ids of the other one are
-        # larger.
+        # Both snapshots are sorted by id (key and window). If the two ids differ, only one snapshot
+        # has the smaller id, because all later ids of the other snapshot are larger.
         if new is None or (old is not None and old.id < new.id):
             yield "missing", old, None
             old = await anext(before, None)
@@ -112,7 +111,7 @@ async def entries_of(reader: Reader, pin: Pin) -> AsyncIterator[Entry]:
         reasons = unavailable(page.workers)
         # The entries of an unavailable worker would count as missing or as added.
         if reasons:
-            raise Incomplete(f"Not every worker can be read: {'; '.join(reasons)}")
+            raise Incomplete(f"Some workers cannot be read: {'; '.join(reasons)}")
         for entry in page.entries:
             yield entry
         if page.after is None:

@@ -28,7 +28,8 @@ def require_field(store: StoreInfo, parameter: str, path: str) -> None:
     names = names_of(path)
     for number, name in enumerate(names):
         rest = ".".join(names[number:])
-        # Any name may be a key of a map, and the type of old stores is unknown.
+        # Accept any name: it may be a key of a map, or the type of an old store's values is
+        # unknown.
         if kind == "" or re.match(r"map\s*<|variant$", kind, re.IGNORECASE):
             return
         fields = _fields(kind)

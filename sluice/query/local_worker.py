@@ -17,15 +17,16 @@ from sluice.state.time_limits import held, query_deadline
 
 T = TypeVar("T")
 PublishedChecksum = Callable[[int], tuple[int, str] | None]
-"""Takes a batch. Returns this batch, or the oldest retained batch after it, with the published
-checksum of a shard's state rows at the returned batch; None if there is no such batch."""
+"""Takes a batch. Returns the oldest retained batch from this batch on, and the published checksum
+of a shard's state rows at the returned batch. Returns None if there is no such batch."""
 
 HOLD_SECONDS = 0.05
 """How long look-ups share one read transaction of SQLite. Beginning and ending a transaction takes
 longer than a look-up."""
 
 # All workers of the process share these threads. Scans compete for the interpreter's lock, so more
-# threads would not make them faster. Look-ups have their own, so that they do not wait for scans.
+# threads would not make them faster. Look-ups have their own threads, so that they do not wait for
+# scans.
 _SCANS = ThreadPoolExecutor(max_workers=2, thread_name_prefix="sluice-scans")
 _LOOKUPS = ThreadPoolExecutor(max_workers=4, thread_name_prefix="sluice-lookups")
 
@@ -44,8 +45,8 @@ class LocalWorker:
         self._shards: dict[str, LocalShard] = {}
         self._held_shard: LocalShard | None = None
         self._held_as_of = -1
-        """The newest batch that the held read transaction surely contains: the batch of the look-up
-        that began the transaction."""
+        """The batch of the look-up that began the shared read transaction. The transaction
+        certainly contains this batch."""
         self._release_timer: asyncio.TimerHandle | None = None
 
     async def execute(self, query: Query[T]) -> T:
@@ -75,7 +76,7 @@ class LocalWorker:
         self._shards.clear()
 
     def _hold(self, shard: LocalShard, as_of: int) -> bool:
-        """Let look-ups in the state as of a batch share a read transaction, for `HOLD_SECONDS`.
+        """Let look-ups as of a batch share a read transaction of the shard for `HOLD_SECONDS`.
 
         Returns False if the shard's file has been removed or replaced. A transaction that began
         before a batch was published does not see the batch, so look-ups as of a newer batch need a

@@ -38,9 +38,9 @@ def read_store(
 ) -> list[answers.Entry]:
     """Read a store's entries, in order, from the ledger and shards in the settings.
 
-    Needs no server. The parameters are those of `Client.range`. With `limit`, the function returns
-    only the first `limit` entries. Numbers with a decimal point are `Decimal`. Raises NotFound if
-    the store does not exist, StateError if a worker's shard cannot be read, and QueryError if there
+    Needs no server. The parameters are those of `Client.range`. With `limit`, the result has only the
+    first `limit` entries. Numbers with a decimal point are `Decimal`. Raises NotFound if the store
+    does not exist, and StateError if a worker's shard cannot be read. Raises QueryError if there
     are more than 100,000 entries and no `limit` is given.
     """
     if limit is not None and (not isinstance(limit, int) or limit < 1):
@@ -100,6 +100,6 @@ def _has_utf8_bytes(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:
-        # A lone surrogate has no UTF-8 bytes.
+        # The text has a lone surrogate, which UTF-8 cannot encode.
         return False
     return True

@@ -52,8 +52,8 @@ class Reader:
 
     One reader serves a whole process, in one event loop. If this process is the state server of a
     worker, `served` returns the address of the worker's shard. Every query raises StateError if the
-    ledger, or the owner of the requested key, cannot be read; Gone if retention removed the
-    snapshot during the query; and Busy if too many queries are already scanning stores.
+    ledger, or the owner of the requested key, cannot be read. It raises Gone if retention removed
+    the snapshot during the query, and Busy if too many queries are already scanning stores.
     """
 
     def __init__(self, ledger: Ledger, served: ServedLocation = lambda _: None) -> None:
@@ -318,7 +318,7 @@ class Reader:
                 for result, _ in outcomes:
                     results += result
                 statuses = tuple(status for _, status in outcomes)
-        # Retention may have removed rows of the snapshot while the workers were read.
+        # Retention may have removed rows of the snapshot while the workers were queried.
         await self.catalogue.require_kept(pin.snapshot.ref, pin.snapshot.batch)
         return results, statuses
 
@@ -327,7 +327,7 @@ class Reader:
     ) -> tuple[list[T], tuple[WorkerStatus, ...]]:
         """Query the workers one after the other, then the standbys, until one is available.
 
-        The result is right only for a global table, which is the same on every worker.
+        This is correct only for a global table, which is the same on every worker.
         """
         unavailable: list[tuple[WorkerInfo, WorkerStatus]] = []
         for info in sorted(workers, key=lambda info: not self.workers.is_here(info)):
@@ -349,7 +349,9 @@ def _require_times(pin: Pin, within: RowRange) -> None:
         _require_windows(pin, are_there=True)
 
 
-def _require_windows(pin: Pin, *, are_there: bool, next_step: str = "Leave the times out.") -> None:
+def _require_windows(
+    pin: Pin, *, are_there: bool, next_step: str = "Leave `from` and `to` out."
+) -> None:
     if (pin.store.kind == "window") == are_there:
         return
     if are_there:

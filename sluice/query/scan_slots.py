@@ -14,9 +14,9 @@ WAIT_SECONDS = 10.0
 
 
 class Gate:
-    """Admits `running` queries and queues `waiting` more.
+    """Lets `running` queries run at the same time, and up to `waiting` further queries wait.
 
-    Raises Busy for further queries, and after a long wait.
+    Raises Busy if there are more queries, or if a query waits too long.
     """
 
     def __init__(self, running: int = RUNNING, waiting: int = WAITING) -> None:
@@ -36,7 +36,7 @@ class Gate:
             self._inside -= 1
             if isinstance(error, TimeoutError):
                 raise Busy(
-                    f"Other queries have been scanning stores for {WAIT_SECONDS:g} s."
+                    f"The query has waited {WAIT_SECONDS:g} s for other queries that scan stores."
                 ) from None
             raise
 

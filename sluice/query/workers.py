@@ -39,7 +39,7 @@ class Worker(Protocol):
     async def execute(self, query: Query[T]) -> T:
         """Return the query's result.
 
-        Raises StateError for an unreadable shard, QueryError for an unsuitable query.
+        Raises StateError if the shard cannot be read, and QueryError if the query is invalid.
         """
 
     async def close(self) -> None: ...
@@ -98,8 +98,8 @@ class OpenWorkers(Generic[W]):
 class Workers:
     """The connections to the workers of all pipelines.
 
-    `served` takes a worker that has a state server. It returns the address at which this process
-    can open the worker's shard directly, or None if another process is that state server.
+    `served` returns the address of a worker's shard if this process's own state server serves the
+    worker. For any other worker, it returns None.
     """
 
     def __init__(
@@ -178,7 +178,9 @@ class Workers:
                 return [await worker.execute(query)], WorkerStatus(info.number, "ok")
         except TimeoutError:
             # The next queries must not wait for this server again.
-            why = f"Timed out recently; retried after {PAUSE_SECONDS:g} s."
+            why = (
+                f"Its state server timed out recently and gets no queries for {PAUSE_SECONDS:g} s."
+            )
             self._paused[info.server] = time.monotonic() + PAUSE_SECONDS, why
             return [], _unavailable(info, f"Timed out after {seconds:g} s.")
         except StateError as error:
@@ -208,9 +210,9 @@ def _unavailable(info: WorkerInfo, reason: str) -> WorkerStatus:
 
 
 def _missing_copy(info: WorkerInfo) -> str:
-    """Return the error text for a standby that lacks the query's snapshot; empty for no standby."""
+    """Return why the standby cannot answer the query; empty if the worker has no standby."""
     if info.standby is None:
         return ""
     if info.standby.batch < 0:
         return "Its standby has no complete copy."
-    return f"Its standby only has batch {info.standby.batch}: read as_of=standby."
+    return f"Its standby only has batches up to {info.standby.batch}: read as_of=standby."

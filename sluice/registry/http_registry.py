@@ -98,7 +98,7 @@ class HttpRegistry:
 
 
 NO_REGISTRY = HttpRegistry({})
-"""Stands for a missing registry. Raises SettingsError when it is used."""
+"""The registry if the settings name none. Every use of it raises SettingsError."""
 
 _Frozen = tuple[tuple[str, str], ...]
 
@@ -139,7 +139,7 @@ def _client(frozen: _Frozen) -> SchemaRegistryClient:
 
 @cache
 def _schema(frozen: _Frozen, ref: SchemaRef, context: str) -> RegisteredSchema:
-    """Return a schema. It includes one of its subjects, for messages."""
+    """Return a schema. If `ref` is an id, the schema has one of its subjects, for messages."""
     with registry_errors(dict(frozen)):
         client = _client(frozen)
         if isinstance(ref, UUID):
@@ -175,7 +175,7 @@ def _place(client: SchemaRegistryClient, schema_id: int, context: str) -> tuple[
     try:
         places = client.get_schema_versions(schema_id, subject_name=context or None)
         return (places[0].subject or "", places[0].version or 0) if places else ("", 0)
-    except Exception:  # messages are then only less exact
+    except Exception:  # without them, messages are only less exact
         return "", 0
 
 

@@ -14,7 +14,7 @@ class UnknownSchemaError(LookupError):
 class Registry(Protocol):
     """A schema registry.
 
-    All methods raise RegistryAway if the registry does not answer, or refuses to.
+    All methods raise RegistryAway if the registry does not answer, or refuses the request.
     """
 
     def schema(self, ref: SchemaRef, subject: str = "") -> RegisteredSchema:

@@ -1,8 +1,8 @@
 """Admits connections to a state server, and closes connections that do not send the token soon.
 
 Anyone who can reach the port can open connections. A connection counts as unproven until one of its
-requests has had the token. The number of unproven connections and their time are limited. If there
-are too many, the server closes the oldest connection of the client with the most unproven
+requests has contained the token. The number of unproven connections and their time are limited. If
+there are too many, the server closes the oldest connection of the client with the most unproven
 connections. So a caller with the token, which sends a request at once, is always answered.
 """
 
@@ -100,7 +100,7 @@ class Admission:
 class Arrival(asyncio.Protocol):
     """The first protocol of each connection.
 
-    It counts the connection. Then TLS, if any, and HTTP take its place.
+    It counts the connection, and hands it over to TLS, if any, and HTTP.
     """
 
     def __init__(

@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 START_SECONDS = 60.0
 """How long a process may take until it accepts connections."""
 RESTART_SECONDS = 1.0
-"""How long after the end of a process a new process takes its place."""
+"""How long after a process has ended a new process replaces it."""
 STOP_SECONDS = 12.0
-"""How long a process may take to end; longer than it lets requests end."""
+"""How long a process may take to end. This is longer than it waits for its last requests."""
 
 _SPAWN = multiprocessing.get_context("spawn")
 """New processes are not forked, because libraries may have started threads in this process."""
@@ -43,8 +43,8 @@ class FurtherProcesses:
     """The further processes, which end with this process.
 
     If a further process ends earlier, for example because the system kills it, a new process
-    replaces it. `ended` is called when all processes have ended. If this process is killed, the
-    further processes call `ended`.
+    replaces it. `ended` is called when all processes have ended. If this process is killed, each
+    further process calls `ended`.
     """
 
     def __init__(self, numbers: Sequence[int], serve: Serve, ended: Callable[[], None]) -> None:
@@ -56,7 +56,7 @@ class FurtherProcesses:
         self._restarts: dict[int, asyncio.TimerHandle] = {}
 
     async def start(self, sockets: Sequence[socket.socket]) -> None:
-        """Start the processes. Return when all of them accept connections at these sockets.
+        """Start the processes. Return when all processes accept connections at `sockets`.
 
         Raise StateError if a process does not start.
         """
@@ -72,7 +72,7 @@ class FurtherProcesses:
     def _start(self, number: int) -> Connection:
         """Start a process.
 
-        Return the connection at which the process reports that it accepts connections.
+        Return the pipe through which the process reports that it accepts connections.
         """
         started, report = _SPAWN.Pipe(duplex=False)
         process = _SPAWN.Process(
@@ -92,7 +92,8 @@ class FurtherProcesses:
         self._start_later(number, process.exitcode)
 
     def _start_later(self, number: int, exit_code: int | None) -> None:
-        # If a signal to stop was sent to all processes, this process cancels the start.
+        # If the process ended because all processes got a signal to stop, this process cancels the
+        # start.
         loop = asyncio.get_running_loop()
         self._restarts[number] = loop.call_later(
             RESTART_SECONDS, self._start_again, number, exit_code
@@ -132,13 +133,13 @@ class FurtherProcesses:
 
 @contextmanager
 def _blocked(number: signal.Signals) -> Iterator[None]:
-    """Block a signal, also in processes that are started meanwhile.
+    """Block a signal in this process, and in the processes that the block starts.
 
-    Ctrl-C in a terminal sends its signal to all processes, but only the first one may act on it,
-    and then ends the others.
+    Ctrl-C in a terminal sends its signal to all processes. Only the first process may act on it; it
+    then ends the others.
     """
-    # Start the resource tracker of the standard library before: otherwise, it would be started with
-    # our first process, and would unblock signals.
+    # Start the standard library's resource tracker now. Otherwise, our first process would start
+    # it, which would unblock the signals.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [number])
     try:
@@ -148,7 +149,7 @@ def _blocked(number: signal.Signals) -> Iterator[None]:
 
 
 def _has_started(started: Connection) -> bool:
-    """Wait until a process reports that it has started. False if it ends or takes too long."""
+    """Wait for a process to report its start. Return False if it ends or takes too long."""
     with started, suppress(EOFError):
         if started.poll(START_SECONDS):
             started.recv()
@@ -166,7 +167,7 @@ def _run(
     """Serve in a further process. This is the process's main function."""
 
     def started() -> None:
-        # If this process replaces another, the report may fail: nobody reads it.
+        # If this process has replaced another process, nobody reads the report, so it may fail.
         with report, suppress(OSError):
             report.send(None)
 

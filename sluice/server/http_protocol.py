@@ -3,7 +3,7 @@
 Without limits, Uvicorn waits forever for the rest of a request. These tricks save CPU time:
 
 - A connection has one timer for all of its limits. The timer is set anew only if a limit ends
-  before the timer fires. Uvicorn starts and cancels a timer for each request.
+  before the timer fires. Uvicorn itself would start and cancel a timer for each request.
 - A request's scope begins as a copy of its connection's scope, and its event is created only if the
   app reads the body.
 - The head of a response is encoded once for all responses with the same headers, and a whole
@@ -42,7 +42,7 @@ from sluice.api.http.replies import RESPOND
 log = logging.getLogger(__name__)
 
 HEAD_SECONDS = 10.0
-"""Time limit for a request's head, measured from the connection or the request's first byte."""
+"""Time limit for a request's head, from the start of the connection or the request's first byte."""
 SILENT_SECONDS = 10.0
 """How long a client may pause while it sends a body."""
 UNREAD_SECONDS = 30.0
@@ -50,7 +50,7 @@ UNREAD_SECONDS = 30.0
 _MOST_HEAD_BYTES = 64 * 2**10
 PROVEN = "sluice_proven"
 """A key in a request's scope. Its value is the function to call when the request has shown the
-token."""
+servers' token."""
 BEGUN = "sluice_begun"
 """A key in a request's scope. Its value is a function that an app has put there.
 
@@ -65,7 +65,8 @@ class PatientProtocol(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     _timer_at = 0.0
     _ends_at: float | None = None
-    """When the connection is closed, on the loop's clock; None while a request is answered."""
+    """When the server will close the connection, on the loop's clock; None while a request is
+    answered."""
     _head_bytes = 0
     _is_in_head = False
     _has_head_limit = False
@@ -116,8 +117,8 @@ class PatientProtocol(HttpToolsProtocol):
             if isinstance(cycle, _Cycle):
                 cycle.client_has_ended = True
         newest.keep_alive = False
-        # TLS ends in both directions at once, so a connection with TLS cannot stay half open for
-        # the answer.
+        # TLS closes both directions at once, so a connection with TLS cannot stay open for the
+        # answer.
         return self.scheme != "https"
 
     @override
@@ -131,8 +132,8 @@ class PatientProtocol(HttpToolsProtocol):
         try:
             await cycle.run_asgi(app)
         finally:
-            # Uvicorn adds a done callback to the task, which the event loop would call in a further
-            # iteration.
+            # Uvicorn itself would remove the task in a done callback, which needs another iteration
+            # of the event loop.
             self.tasks.discard(cycle.task)
 
     def _respond(
@@ -140,7 +141,7 @@ class PatientProtocol(HttpToolsProtocol):
     ) -> bool:
         """Send a whole response to the request with this scope.
 
-        Return False if the app has to send messages.
+        Return False if the app has to send ASGI messages instead.
         """
         running = self._running
         return (
@@ -187,12 +188,12 @@ class PatientProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            pass  # The server upgrades no connection, and answers the request like any other.
+            pass  # The server never upgrades a connection. It answers the request as usual.
         except httptools.HttpParserError:
             self.send_400_response("Invalid HTTP request received.")
             return
         # The limits are set here rather than while `data` are parsed, because most requests arrive
-        # whole and need none.
+        # whole and need no limits.
         if self._is_in_head:
             if self._head_bytes > _MOST_HEAD_BYTES:
                 self.timeout_keep_alive_handler()
@@ -217,8 +218,8 @@ class PatientProtocol(HttpToolsProtocol):
         raw_path, query = _path_and_query(self.url)
         path = raw_path.decode("ascii")
         version = self.parser.get_http_version()
-        # `_is_in_body` becomes true even without a body: then `on_message_complete` follows at
-        # once.
+        # `_is_in_body` becomes true even if the request has no body. `on_message_complete` then
+        # follows at once.
         self._is_in_head, self._is_in_body, self._head_bytes = False, True, 0
         scope = self._scope.copy()
         scope["http_version"] = version
@@ -289,7 +290,8 @@ class PatientProtocol(HttpToolsProtocol):
 
 def _path_and_query(url: bytes) -> tuple[bytes, bytes]:
     if url.startswith(b"/") and not url.startswith(b"//") and b"#" not in url:
-        # For the most frequent URLs, httptools returns the same, but takes longer.
+        # For these URLs, which are the most frequent, httptools has the same result but takes
+        # longer.
         path, _, query = url.partition(b"?")
         return path, query
     parsed = httptools.parse_url(url)
@@ -331,7 +333,7 @@ class _Cycle(RequestResponseCycle):
 
     @property
     def message_event(self) -> asyncio.Event:  # type: ignore[override]
-        """Set while the app has not received a part of the body, its end, or a disconnect."""
+        """Set while the app can receive a part of the body, its end, or a disconnect."""
         event = self._message_event
         if event is None:
             event = self._message_event = asyncio.Event()
@@ -348,7 +350,7 @@ class _Cycle(RequestResponseCycle):
     def respond(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bool:
         """Send a whole response with one call.
 
-        Return False if the app has to send messages instead.
+        Return False if the app has to send ASGI messages instead.
         """
         head = _head(status, (*self.default_headers, *headers), self.keep_alive)
         if (
@@ -375,15 +377,15 @@ class _Cycle(RequestResponseCycle):
         if not self.response_started and message["type"] == "http.response.start":
             headers = (*self.default_headers, *message.get("headers", ()))
             head = _head(message["status"], headers, self.keep_alive)
-            # Without a head from `_head`, Uvicorn handles the response: it sends a response of
-            # unknown length, and rejects an invalid response.
+            # If `_head` returns None, Uvicorn handles the response: it sends a response of unknown
+            # length, and rejects an invalid response.
             if head is not None and not self.disconnected:
                 self._begin(message["status"], head)
                 self.transport.write(head.text)
                 return
             self._tell_begun(message["status"])
             if self.client_has_ended:
-                # The client may have left, and a stream that nobody reads would not end.
+                # The client may have left. A stream that nobody reads would never end.
                 self.transport.close()
         await super().send(message)  # type: ignore[arg-type]
 
@@ -436,8 +438,8 @@ def _head(status: int, headers: Headers, keep_alive: bool) -> _Head | None:
 class _Outbox:
     """The connections of an event loop that have data to send at the end of its iteration.
 
-    The system calls for all responses then follow each other. Otherwise a client on the same
-    machine interrupts the server after each response.
+    At this end, all responses are sent directly one after the other. Otherwise, a client on the
+    same machine would interrupt the server after each response.
     """
 
     def __init__(self) -> None:
@@ -449,7 +451,7 @@ class _Outbox:
         self._transports.append(transport)
 
     def flush(self) -> None:
-        """Send what waits to be sent on all connections."""
+        """Send the waiting data of all connections."""
         transports, self._transports = self._transports, []
         for transport in transports:
             try:
@@ -464,7 +466,7 @@ _OUTBOXES: WeakKeyDictionary[asyncio.AbstractEventLoop, _Outbox] = WeakKeyDictio
 
 
 class _Transport(asyncio.Transport):
-    """A connection's transport that sends the data of an iteration with one system call."""
+    """A connection's transport. One system call sends all data of an event-loop iteration."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
@@ -487,8 +489,8 @@ class _Transport(asyncio.Transport):
         self._unsent.append(data)
         self._size += len(data)
         if self._size > HIGH_WATER_LIMIT:
-            # The wrapped transport pauses the app only when the transport itself holds this much
-            # data, so the data are passed on to the transport now.
+            # The wrapped transport pauses the app only if its own buffer exceeds the limit, so pass
+            # the data on to it now.
             self.flush()
 
     @override
@@ -497,7 +499,7 @@ class _Transport(asyncio.Transport):
         self._transport.close()
 
     def flush(self) -> None:
-        """Send all data that waits to be sent."""
+        """Send all waiting data."""
         unsent, self._unsent, self._size = self._unsent, [], 0
         if unsent and not self._transport.is_closing():
             self._transport.write(unsent[0] if len(unsent) == 1 else b"".join(unsent))

@@ -31,7 +31,7 @@ FIGURES = len(_BEGINS) * _WIDTH
 
 
 def no_figures() -> MutableSequence[float]:
-    """Return the figures of a process that has answered nothing."""
+    """Return the figures of a process that has answered no request."""
     return array("d", bytes(8 * FIGURES))
 
 

@@ -167,7 +167,7 @@ def _handler(
 
 
 async def _refuse_other_version(_request: Request) -> Response:
-    """Refuse a call that only other versions of Sluice have."""
+    """Refuse a call that this version of Sluice does not have."""
     raise OtherVersion
 
 

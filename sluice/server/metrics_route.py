@@ -28,7 +28,7 @@ from sluice.state.model import WorkerInfo
 class MetricsApp:
     """Answers each request with the current metrics.
 
-    Without Kafka, the numbers of unread records are left out.
+    If Kafka cannot be reached, the numbers of unread records are left out.
     """
 
     def __init__(

@@ -98,7 +98,7 @@ class ServedShards:
         return location(self._base_url, ref, number)
 
     def _expected(self, ref: GenerationRef) -> GenerationInfo | None:
-        """Return the generation; during a renaming, the one with the pipeline's old name."""
+        """Return the generation, or the generation from which a renaming copies it."""
         info = self._ledger.generations.get(ref)
         if info is None:
             source = self._ledger.renames.source_of(ref)
@@ -123,16 +123,17 @@ class ServedShards:
             served = await read_ledger(self._at_this_server)
             self._served_before = self._served if self._is_own_address else set()
             self._served = {(placement.pipeline, placement.number) for placement in served}
-            # The ledger now places these workers here, so their shards no longer count as arriving.
-            # Otherwise, a shard would still be served after its worker has moved away again.
+            # The ledger now places these workers here, so their shards are no longer marked as
+            # arriving. A shard with this mark would still be served after its worker has moved away
+            # again.
             for ref, number in [*self._arriving]:
                 if (ref.pipeline, number) in self._served:
                     self._arriving.discard((ref, number))
         return worker in self._served | self._served_before
 
     def _at_this_server(self) -> list[Placement]:
-        # A server on another host may have registered this address, such as 127.0.0.1. Its workers
-        # are not served here.
+        # If the address is a loopback address such as 127.0.0.1, a server on another host may have
+        # registered it. This server does not serve that server's workers.
         self._is_own_address = self._ledger.servers.identity(self.host, self.port) in (
             "",
             self.identity,
@@ -161,7 +162,7 @@ def identity_of(base_url: str) -> str:
         new = file.with_name(f"{file.name}.{secrets.token_hex(8)}")
         make_file(new)
         new.write_text(secrets.token_hex(32))
-        # If another server of this folder has made the file meanwhile, that file stays.
+        # Another server of this folder may have made the file meanwhile. Its file is kept.
         with suppress(FileExistsError):
             file.hardlink_to(new)
         new.unlink()

@@ -1,4 +1,4 @@
-"""What the processes of a state server share."""
+"""State that the processes of a state server share."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ ShardId = tuple[GenerationRef, int]
 
 @dataclass(frozen=True)
 class Shared:
-    """What the processes of a state server share, such as the set of arriving shards."""
+    """State that the processes of a state server share, such as the set of arriving shards."""
 
     arriving: MutableSet[ShardId] = field(default_factory=set)
     """The shards that the server is receiving."""
     latencies: Sequence[MutableSequence[float]] = field(default_factory=lambda: [no_figures()])
-    """Each process's figures about its answers (`Latencies`)."""
+    """For each process, the histograms of how long its answers take (`Latencies`)."""
     number: int = 0
     """The number of this process."""
 
@@ -35,14 +35,14 @@ class Shared:
         return replace(self, number=number)
 
     def remove(self) -> None:
-        """Remove the files. Do nothing the second time."""
+        """Remove the files. Do nothing if they have been removed already."""
         if isinstance(self.arriving, SharedShardIds):
             shutil.rmtree(self.arriving.folder, ignore_errors=True)
 
 
 @contextmanager
 def shared_among(processes: int) -> Iterator[Shared]:
-    """Yield what this process and its further processes share."""
+    """Yield the state that this process and its further processes share."""
     if processes == 1:
         yield Shared()
         return

@@ -59,7 +59,7 @@ class ServerOptions:
     certificate: Path | None = None
     key: Path | None = None
     rest: bool = False
-    """Whether to serve the REST API too, to holders of the token."""
+    """Whether to serve the REST API, too, to clients with the token."""
     take_over: bool = False
     """Whether to take the address over from another server."""
     processes: int = 1
@@ -117,8 +117,8 @@ def claim(
             if ledger.snapshots.last_batch(info.ref) is not None:
                 place = location(configuration.shards, info.ref, number)
                 try:
-                    # If the worker is at this server already, its shard is not compared with the
-                    # ledger, so that a damaged shard does not keep the server from starting.
+                    # If the worker is at this server already, do not compare its shard with the
+                    # ledger. Otherwise, a damaged shard would keep the server from starting.
                     if is_here:
                         LocalShard.open(place).close()
                     else:
@@ -156,8 +156,8 @@ def register(ledger: Ledger, configuration: Settings, options: ServerOptions) ->
     """
     place, own = options.place("", 0), identity_of(configuration.shards)
     try:
-        # The certificate need not be verified: with its card, a server proves that it knows the
-        # token, and says which server it is.
+        # The certificate need not be verified. With its card, a description of itself, the server
+        # sends a proof that it knows the token.
         card = server_identity.fetch_card(place.url, place.host_port, verify_certificate=False)
     except StateError as error:
         raise StateError(
@@ -311,8 +311,7 @@ def uvicorn_config(app: ASGIApp, options: ServerOptions) -> uvicorn.Config:
         ssl_keyfile=options.key,
         http=PatientProtocol,
         loop="uvloop",
-        # Uvicorn treats an app as one of an older ASGI version unless its call is a coroutine
-        # function.
+        # Uvicorn assumes an older ASGI version unless the app's `__call__` is a coroutine function.
         interface="asgi3",
         lifespan="off",
         ws="none",

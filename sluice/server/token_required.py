@@ -42,8 +42,8 @@ class TokenRequired:
     """ASGI middleware that responds with 401 to every request without the servers' token.
 
     Only a challenge needs no token: its sender proves that it knows the token, and sends the token
-    only after the server has proved the same (`state.remote.server_identity`). While a token is
-    replaced by another one, both are in `tokens`, and the server proves that it knows the sender's.
+    only after the server has proved the same (`state.remote.server_identity`). While one token
+    replaces another, both are in `tokens`, and the server proves that it knows the sender's token.
     """
 
     def __init__(self, app: ASGIApp, tokens: Sequence[str], card: Card) -> None:

@@ -1,4 +1,4 @@
-"""The columns of a Delta Lake table, as Arrow types. Encodes JSON values for them."""
+"""The columns of a Delta Lake table, as Arrow types. Encodes JSON values for these columns."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class DeltaColumn:
 
     @property
     def type(self) -> str:
-        """The type's name for messages: Spark SQL's, or for a nested type, Arrow's."""
+        """The type's name for messages: the name in Spark SQL or, for a nested type, in Arrow."""
         if self.most is not None:
             return f"VARCHAR({self.most})"
         return _SPARK.get(self.arrow, str(self.arrow).replace("decimal128", "DECIMAL"))

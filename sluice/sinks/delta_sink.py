@@ -50,22 +50,22 @@ ACCEPTED = "sluice.accept_gap"
 snapshot are missing."""
 
 _EPOCH, _NONCE = 40, 24
-"""The positions, in a version, of the lowest bits of the epoch and of the random number."""
+"""The number of the lowest bit of the epoch, and of the random number, in a version."""
 _CONF = "spark.databricks.delta."
 _VERSION = f"{_CONF}write.txnVersion"
 _DELETED = "sluice_deleted"
 _HISTORY = 100
-"""How many of the table's newest commits a run searches to find Sluice's last commit."""
+"""The number of the table's newest commits in which a run looks for Sluice's last commit."""
 _ATTEMPTS = 3
 _CONFLICTS = ("DELTA_CONCURRENT", "DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED")
 _ROWS_PER_FILE = 500_000
 _SQL_TYPE = "__CHAR_VARCHAR_TYPE_STRING"
-"""The key in a column's metadata of the declared type, VARCHAR or CHAR. In Spark's schema, such a
+"""In a column's metadata, the key of the declared type, VARCHAR or CHAR. In Spark's schema, such a
 column has the type STRING."""
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """The table's last batch as of a commit, and whether rows of later batches may be there."""
+    """The table's last batch when a commit was made. Rows of later batches may be in the table."""
 
     pipeline: str
     snapshot: str | None = None
@@ -91,7 +91,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Commit(msgspec.Struct, frozen=True):
-    """The user metadata of a commit of Sluice."""
+    """The user metadata of the commits that Sluice makes."""
 
     sluice: State
 
@@ -181,8 +181,8 @@ class DeltaSink:
                 self._create()
             self.columns = {target.output: self._require_fitting_columns()}
             self._claim()
-            # The version is negative before this pipeline first writes the table. The last commit's
-            # metadata names the table's last batch.
+            # The version is negative if this pipeline has not yet written the table. The last
+            # commit's metadata names the table's last batch.
             version, state = self._committed_version(), self._last_state()
             if published is not None:
                 self._require_complete(published, version, state)
@@ -197,8 +197,8 @@ class DeltaSink:
             if target.table.key is None and not is_of_published_batch:
                 may_repeat = self._has_later_rows(published)
             self.state = msgspec.structs.replace(state or self.state, may_repeat=may_repeat)
-        # Fence off earlier writers with a commit. The version of their next commit is below the
-        # version of this commit, so Delta Lake skips or rejects it.
+        # Fence off earlier writers with a commit of a higher version. Their next commits have lower
+        # versions, so Delta Lake skips or rejects them.
         epoch, nonce = (max(version, 0) >> _EPOCH) + 1, secrets.randbits(_EPOCH - _NONCE)
         newest = epoch << _EPOCH | nonce << _NONCE
         for name in self.formerly:
@@ -284,7 +284,7 @@ class DeltaSink:
                 failure = error
             with self._errors("Writing"):
                 committed = self._version_of(pipeline or self.pipeline)
-            # If this version is committed, ignore a failure that came afterwards.
+            # If this version is committed, ignore a failure that occurred after the commit.
             if committed == version:
                 self.version, self.state = version, state
                 return
@@ -398,7 +398,7 @@ class DeltaSink:
         condition = "true"
         if published is not None:
             # The rows of timers have no topic, and their positions do not show which batch wrote
-            # them. So count each of them as later.
+            # them. So treat each of them as a row after the published positions.
             later = ["(_topic = '')"]
             for topic, ends in published.positions.items():
                 of_topic = f"_topic = {literal(topic)}"
@@ -519,7 +519,7 @@ class DeltaSink:
         return None
 
     def _committed_version(self) -> int:
-        """Return the version of the pipeline's last commit; -1 if it has made none.
+        """Return the version of the pipeline's last commit; -1 if the pipeline has made no commit.
 
         If the pipeline has former names, the highest version counts, because each name has its own
         versions.

@@ -122,7 +122,7 @@ class PostgresColumn:
     name: str
     type: str
     is_key: bool = False
-    """Whether the column identifies a row. Then, different values must stay different."""
+    """Whether the column identifies a row. If it does, different values must stay different."""
     required: bool = False
     """Whether the column is NOT NULL."""
 
@@ -193,8 +193,8 @@ def _timestamp(value: Any, places: int = 6, *, has_zone: bool) -> str:
 
 def _json(_: Any, json: bytes) -> str:
     # In JSON, \u0000 stands for the character U+0000 only if an even number of backslashes comes
-    # before it. After an odd number, its own backslash is escaped, and the text has a backslash and
-    # "u0000".
+    # before it. If the number is odd, the last backslash is itself escaped, and the text has a
+    # backslash and "u0000".
     if re.search(rb"(?<!\\)(\\\\)*\\u0000", json):
         raise ValueError("has a character U+0000, which PostgreSQL cannot store")
     return json.decode()
@@ -202,14 +202,14 @@ def _json(_: Any, json: bytes) -> str:
 
 def _uuid(value: Any, *, only_canonical: bool) -> str:
     text = str(UUID(_text(value, None)))
-    # Sluice takes two spellings of a UUID for two keys, but PostgreSQL takes them for one.
+    # For Sluice, two spellings of a UUID are two keys. For PostgreSQL, they are equal.
     if only_canonical and text != value:
         raise ValueError(f"is not written as {text}")
     return text
 
 
 def _as_is(value: Any, json: bytes) -> str:
-    """Return the text for other types, such as enums, which only PostgreSQL can check."""
+    """Return the text for a type, such as an enum, whose values only PostgreSQL can check."""
     return _text(value, None) if isinstance(value, str) else json.decode()
 
 

@@ -42,8 +42,8 @@ _SETTINGS = {
     **SESSION,
     "lock_timeout": "60s",
     "timezone": "UTC",
-    # If a driver is paused while it holds locks, PostgreSQL must end its transaction before other
-    # drivers give up waiting.
+    # If a driver is paused while it holds locks, PostgreSQL must end its transaction before the
+    # `lock_timeout` of other drivers.
     "idle_in_transaction_session_timeout": "30s",
 }
 _NO_TABLES = {"v": "view", "m": "materialized view", "f": "foreign table"}
@@ -95,7 +95,7 @@ class PostgresTables:
     """The former names of the pipeline. The row of a former name becomes the row of the
     pipeline."""
     _newest: BatchId | None = field(default=None, init=False)
-    """The database's last batch, as this writer has read it or written it last."""
+    """The database's last batch that this writer has read or written."""
 
     def begin(self, published: Published | None) -> None:
         """Create or check the tables, and fence off earlier writers.
@@ -132,7 +132,7 @@ class PostgresTables:
         return is_written and self._newest.generation < published.batch.generation
 
     def _incomplete_error(self, expected: BatchId, otherwise: str) -> EngineError:
-        """Return the error for a database whose last batch is older than the `expected` one."""
+        """Return the error for a database whose last batch is older than the batch `expected`."""
         end = "have no batch"
         if self._newest is not None:
             end = f"end at batch {self._newest.snapshot}"
@@ -154,8 +154,8 @@ class PostgresTables:
 
         Raises EngineError if two outputs or two pipelines write to the same table.
         """
-        # This lock makes pipelines begin one after the other. If two began at the same time,
-        # neither would see the tables that the other records.
+        # This lock makes pipelines begin one after the other. If two pipelines began at the same
+        # time, neither would see the other pipeline's tables.
         database.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [BATCHES])
         writers: dict[str, PostgresTarget] = {}
         for target in self.targets:
@@ -203,7 +203,7 @@ class PostgresTables:
                     "rows again.",
                 )
             if self.formerly:
-                # Rename the row: a driver with the former name then finds no row.
+                # Rename the row, so that a driver that still uses the former name finds no row.
                 database.execute(
                     SQL(
                         "UPDATE {0} SET pipeline = %s WHERE pipeline = ANY(%s) "
@@ -243,12 +243,13 @@ class PostgresTables:
             for number, target in enumerate(self.targets):
                 if target.output not in written:
                     merges += self._copy_rows(database, number, target, rows[target.output])
-            # Ends this driver if another driver has taken over. Otherwise, locks the pipeline's
-            # row: no other driver can take over before this transaction has ended.
+            # `_require_epoch` ends this driver if another driver has taken over. Otherwise, it
+            # locks the pipeline's row: no other driver can take over before this transaction has
+            # ended.
             self._require_epoch(database)
             for merge in merges:
                 database.execute(merge)
-            # The counts of rows that were written before take precedence.
+            # If the batch was written to a table before, keep the count of the rows written then.
             now |= written
             database.execute(
                 SQL(
@@ -367,9 +368,9 @@ class PostgresTables:
         """Yield a transaction. Raise EngineError for the database's errors."""
         try:
             with connect(self.url, application_name=f"sluice.{self.pipeline}") as database:
-                # The database's address may be that of a connection pooler, such as PgBouncer,
-                # which gives each transaction another connection. So neither settings nor prepared
-                # statements may outlast the transaction.
+                # The address may lead to a connection pooler, such as PgBouncer, which gives each
+                # transaction another connection. So neither settings nor prepared statements may
+                # outlast the transaction.
                 database.isolation_level = IsolationLevel.READ_COMMITTED
                 database.prepare_threshold = None
                 set_settings(database, _SETTINGS, of_transaction=True)

@@ -79,7 +79,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a batch for one table, at most one per identity."""
+    """The rows of a batch for one table, at most one row for each identity."""
 
     written: Sequence[Row]
     deleted: Sequence[Row]
@@ -120,8 +120,8 @@ class Published:
     positions: Mapping[str, Mapping[str, int]]
     """Topic → partition as text → offset after the last record."""
     is_written: bool = True
-    """Whether a run has written the batch's output. A rebuild publishes batches without writing
-    any."""
+    """Whether a run has written the batch's output. A rebuild publishes batches, but writes no
+    output."""
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -161,15 +161,16 @@ class TableSink(Protocol):
     """Writes the rows of batches to tables that one transaction can cover, each batch exactly once.
 
     **Visibility.** `write` makes all rows of a batch visible in one transaction: in all tables of a
-    database, or in one Delta table. The publisher calls it after the shards are written, and before
-    the Kafka transaction with the batch's marker and before the snapshot. The tables may therefore
-    be one batch ahead of the output topics and of queries, but always have every batch that these
-    have.
+    database, or in one Delta table. The publisher calls `write` after the shards are written, and
+    before the Kafka transaction with the batch's marker and before the snapshot. The tables may
+    therefore be one batch ahead of the output topics and of queries, but always have every batch
+    that these have.
 
     **Repetition.** The transaction also stores the batch's id. If the driver is killed at any
     moment between `write` and the snapshot, the next run repeats the batch, and `write` returns the
-    counts that are stored with the id, without writing. It raises BatchDiffers if the rows differ
-    from the written rows. Tables that were added to the pipeline in the meantime get their rows.
+    counts that are stored with the id, without writing. `write` raises BatchDiffers if the rows
+    differ from the written rows. Tables that were added to the pipeline in the meantime get their
+    rows.
 
     **Rebuilds.** A rebuild, a restore and a replay write nothing. Suppose that a driver is killed
     between `write` and the marker, and that the state is then rebuilt, rather than the batch

@@ -11,5 +11,5 @@ An author's expression passes through these files:
 4. `fallible.may_fail`: the planner guards expressions that can fail for a record, and knows the
    causes of failures.
 5. `arrow_evaluation.evaluate`: functions of the files `arrow_*` compute the values. Spark computes
-   all the rest.
+all other expressions.
 """

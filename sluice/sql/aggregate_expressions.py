@@ -223,4 +223,4 @@ _INSTEAD = {
         "Compute it with corr, covar_samp, var_samp and avg.",
     ),
 }
-"""Name of a function that Sluice lacks, or lacks in some forms → what to use instead."""
+"""Name of a function that Sluice lacks, or lacks in some forms → advice on what to use instead."""

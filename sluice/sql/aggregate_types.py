@@ -14,7 +14,7 @@ _OF_DOUBLES = STATISTICS_OF_ONE | STATISTICS_OF_TWO | {"percentile"}
 
 
 def type_of_aggregate(function: str, argument: str) -> str:
-    """Return the type of an aggregate's result: that of Spark's function with this name."""
+    """Return the type of an aggregate's result, which is the same as in Spark."""
     if function in ("count", "count_distinct", "approx_count_distinct"):
         return "bigint"
     if function in ("collect_list", "collect_set", "collect_sorted", "top", "approx_percentiles"):

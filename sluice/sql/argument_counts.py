@@ -1,6 +1,7 @@
 """How many arguments each function of Spark SQL takes.
 
-sqlglot reads many calls with too few or too many arguments, and drops what it does not know.
+sqlglot accepts many calls with too few or too many arguments, and drops arguments that it does not
+know.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from sluice.values.phrases import counted
 _OPENING = (TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE)
 _CLOSING = (TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE)
 _OPERATORS = frozenset({"like", "ilike", "rlike", "regexp", "between"})
-"""The functions whose names are also operators, which may have NOT before them."""
+"""Names that are functions and also operators; as an operator, a name may follow NOT."""
 _BETWEEN_ARGUMENTS = {
     "cast": "AS", "try_cast": "AS", "extract": "FROM", "trim": "FROM", "substring": "FROM",
     "substr": "FROM", "position": "IN", "overlay": "PLACING",
 }  # fmt: skip
-"""Functions with a syntax of their own → the word that stands in place of a comma."""
+"""Functions with a special syntax → the word that may stand between two arguments instead of a
+comma."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +61,9 @@ class Counts:
 
 
 def wrong_count(tokens: Sequence[Token], place: int) -> str:
-    """Say which number of arguments the function at this place takes instead of the given number.
+    """Say how many arguments the function at this place gets, and how many it takes.
 
-    Return an empty text if the number is right, or if it is not known.
+    Return an empty text if the number is right, or if the right number is unknown.
     """
     name = tokens[place].text.lower()
     if place and _is_operator(name, tokens[place - 1]):
@@ -221,10 +223,12 @@ _FUNCTIONS = {
     "3-4": "aggregate overlay reduce regexp_replace",
     "4": "count_min_sketch width_bucket",
 }
-"""Numbers of arguments → the functions that take so many, as Spark's registry of functions tells.
+"""Numbers of arguments → the functions that take this number, according to Spark's function
+registry.
 
-Functions that take any number are left out, and `count`, for which `expression_checks` has advice
-of its own, and `decimal`, which is also a type with two numbers."""
+These are not listed: functions that take any number of arguments; `count`, because
+`expression_checks` has its own advice for it; and `decimal`, because it is also a type with two
+numbers."""
 
 _IN_PAIRS = frozenset({"map", "named_struct"})
 

@@ -117,7 +117,7 @@ def _texts(values: pa.Array, of: str) -> pa.Array:
             return time_text(values)
         case "DATE":
             return date_text(values)
-    # Arrow would write small numbers with an exponent, so write them in Python.
+    # Arrow would write small numbers with an exponent, so Python writes the numbers.
     if is_decimal(of) and precision_and_scale(of)[1] > PLAIN_SCALE:
         return map_present("{:f}".format, values)
     return values.cast(pa.string())
@@ -285,8 +285,8 @@ def decimal_quotient(left: Decimal, right: Decimal, precision: int, scale: int) 
 
 _EXACT = Context(prec=2000, rounding=ROUND_HALF_UP)
 _DIVISION = Context(prec=130)
-"""Has enough digits for a quotient with 39 decimal places. The division therefore does not round
-these."""
+"""Has enough digits for the first 39 decimal places of any quotient. The division therefore rounds
+none of these places."""
 
 
 def _decimal_in(number: Decimal, precision: int, scale: int) -> Decimal:
@@ -326,7 +326,7 @@ def _number_result(numbers: pa.Array, values: pa.Array, fails: Mask) -> Result:
 
 
 def times_from_numbers(values: pa.Array, micros: int) -> Result:
-    """Convert whole units since 1970 to times. A unit has `micros` microseconds."""
+    """Convert numbers of time units since 1970 to times. A unit has `micros` microseconds."""
     kind = arrow_type("TIMESTAMP")
     numbers = _numbers(values.cast(pa.int64()))
     most = (2**63 - 1) // micros
@@ -382,7 +382,7 @@ def _java_double(text: str) -> float:
     Raises ValueError if the text is not a number.
     """
     short = text.strip("".join(map(chr, range(0x21))))
-    # Java allows a letter for the type at the end, such as 1.5f.
+    # Java allows a type letter at the end, as in 1.5f.
     if _JAVA_DOUBLE.fullmatch(short):
         return float(short.rstrip("fFdD"))
     # Java also reads hexadecimal numbers, such as 0x1p3.
@@ -472,8 +472,8 @@ def _days(text: str) -> int:
         raise ValueError
     sign, year, month, day = match.groups()
     whole = int(f"{sign}{year}")
-    # `date` supports only the years from 1 to 9999. So map the year to one of the years 400 to 799:
-    # the calendar repeats every 400 years, which have 146,097 days.
+    # `date` supports only the years from 1 to 9999. So compute with a year from 400 to 799. The
+    # calendar repeats every 400 years, and 400 years have 146,097 days.
     eras, of_era = divmod(whole, 400)
     return (
         date(of_era + 400, int(month or 1), int(day or 1)).toordinal()

@@ -56,7 +56,8 @@ from sluice.values.sql_types import precision_and_scale, struct_fields
 
 Columns: TypeAlias = Mapping[str, Value]
 Functions: TypeAlias = Mapping[str, Callable[..., Any]]
-"""Name in SQL → an author's Python function. It takes each argument as a list of all rows."""
+"""Name in SQL → an author's Python function. The function takes a list for each argument, with the
+values of all rows."""
 Function: TypeAlias = Callable[[TypedExpression, list[Value], int], Result]
 
 
@@ -102,12 +103,12 @@ class _Evaluation:
         return results
 
     def convert(self, expression: TypedExpression, kind: str) -> Result:
-        """Return an expression's result as `kind`, which contains every value of its type."""
+        """Return an expression's result as `kind`, a type that can hold all of its values."""
         result = self.result(expression)
         return Result(widen(result.values, expression.type, kind), result.failed)
 
     def for_rows(self, mask: Mask, columns_read: frozenset[str]) -> _Evaluation:
-        """Return the evaluation for some of the rows, with only the columns that are read."""
+        """Return an evaluation of only these rows and columns."""
         rows = pa.array(np.flatnonzero(mask))
         columns = {name: self.columns[name].take(rows) for name in columns_read}
         return _Evaluation(columns, len(rows), self.functions)
@@ -222,7 +223,7 @@ def _value_where(
         value = evaluation.convert(true, kind)
         values = array_of(value.values, evaluation.count)
         return Result(values, any_of(condition.failed, value.failed))
-    # If there is nothing to compute, selecting the rows saves nothing.
+    # A value without parts needs no computing, so selecting its rows would save nothing.
     if not true.parts:
         value = evaluation.convert(true, kind)
         return _choose(evaluation, condition, value, Result(pa.scalar(None, arrow_type(kind))))
@@ -290,7 +291,7 @@ def _in(evaluation: _Evaluation, expression: TypedExpression) -> Result:
 def _python(evaluation: _Evaluation, expression: TypedExpression) -> Result:
     """Return the results of a Python function.
 
-    If the function raises an error for a record, its result holds the error.
+    If the function raises an error for a record, the record's result is the error.
     """
     function = evaluation.functions[expression.node.name]
     arguments = evaluation.arguments(expression)
@@ -315,8 +316,8 @@ _SPECIAL: dict[RuleKey, Callable[[_Evaluation, TypedExpression], Result]] = {
     exp.In: _in,
     PYTHON: _python,
 }
-"""Functions that need the evaluation, not only the values of all arguments: its columns, its Python
-functions, or the rows for which to compute an argument."""
+"""Functions that need more than the values of all arguments. They also use the evaluation's
+columns, its Python functions, or the rows for which to compute an argument."""
 
 
 # -- Comparisons
@@ -351,7 +352,7 @@ def _same(left: Value, right: Value) -> Value:
 
 
 def _extreme(is_better: Callable[[Value, Value], Value]) -> Function:
-    """Return the greatest or the least value, or the first one of equal values. Ignores nulls."""
+    """Return the greatest or the least value; of equal values, the first. Ignores nulls."""
 
     def better(best: Value, value: Value) -> Value:
         replaces = pc.or_kleene(pc.is_null(best), pc.fill_null(is_better(value, best), False))
@@ -385,7 +386,8 @@ def _divide(expression: TypedExpression, values: list[Value], count: int) -> Res
 
 def _negate(expression: TypedExpression, values: list[Value], count: int) -> Result:
     literal = expression.node.this
-    # Read a literal with its sign: without it, the type's least number would not fit the type.
+    # Read a literal together with its sign: without the sign, the type's least number would not fit
+    # the type.
     if isinstance(literal, exp.Literal) and literal.is_int:
         return Result(pa.scalar(-int(literal.name), arrow_type(expression.type)))
     return negate(values[0], expression.type, count)
@@ -457,7 +459,7 @@ def _join(expression: TypedExpression, values: list[Value], count: int) -> Resul
 
 
 def _path_element(expression: TypedExpression, values: list[Value], count: int) -> Result:
-    """Return an array element's index as four bytes, as in a row's path (`values.row_order`)."""
+    """Return an array index as four bytes, as in the path of a row (`values.row_order`)."""
     indices = pc.fill_null(array_of(values[0], count), 0).to_numpy().astype(">i4")
     elements = pa.Array.from_buffers(pa.binary(4), count, [None, pa.py_buffer(indices.tobytes())])
     return Result(elements.cast(pa.binary()))

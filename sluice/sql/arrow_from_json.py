@@ -28,14 +28,14 @@ def array_of_json(texts: pa.Array, kind: pa.DataType) -> pa.Array:
         try:
             return _column(_decoder(declared)(together), kind)
         except msgspec.DecodeError:
-            pass  # The JSON and the type differ: only one of them is a text.
+            pass  # The JSON has a text where the type has none, or the other way round.
     return values_one_by_one(texts, kind)
 
 
 def values_one_by_one(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Do the same as `array_of_json`, also for JSON that msgspec cannot decode as the type.
+    """Do the same as `array_of_json`, but also for JSON that msgspec cannot decode as the type.
 
-    This is slower.
+    This function is slower.
     """
     convert = _conversion(kind)
     values: list[Any] = []
@@ -55,14 +55,14 @@ def _declared(kind: pa.DataType) -> Any:
         for number, field in enumerate(kind):
             if (inner := _declared(field.type)) is None:
                 return None
-            # A name in JSON may be invalid in Python, so the Python names are numbered.
+            # A name in JSON may be invalid in Python, so use numbered names such as f0 in Python.
             members.append(
                 (f"f{number}", inner | None, msgspec.field(default=None, name=field.name))
             )
         try:
             return msgspec.defstruct("Object", members, gc=False)
         except ValueError:
-            return None  # A name contains a character that JSON escapes, such as a quotation mark.
+            return None  # msgspec refuses names with characters that JSON escapes.
     if pa.types.is_list(kind):
         element = _declared(kind.value_type)
         is_nested = element is None or pa.types.is_nested(kind.value_type)

@@ -14,8 +14,8 @@ from sluice.support.arrays import Mask
 
 def list_of(values: list[pa.Array], count: int) -> pa.Array:
     """Return for each row a list of the values that the arrays have in this row."""
-    # Arrow stores the elements of all lists one after the other. So put the first values of all
-    # arrays first, then their second values, and so on.
+    # Arrow stores the elements of all lists one after the other. So take the first row's values
+    # from all arrays, then the second row's values, and so on.
     width = len(values)
     elements = pa.chunked_array(values).combine_chunks()
     order = pa.array(np.arange(count * width).reshape(width, count).T.reshape(-1))
@@ -52,8 +52,8 @@ def element(lists: pa.Array, index: Value, *, offset: int, tries: bool) -> Resul
     exists = is_known & (places >= 0) & (places < lengths) & ~is_zero
     failed = is_zero if tries else is_known & ~exists
     starts = np.cumsum(lengths) - lengths
-    # Take the elements from the array of all lists' elements. In it, each list begins at the sum of
-    # the lengths of all earlier lists.
+    # Take the elements from the array with the elements of all lists. Each list begins there at the
+    # sum of the lengths of all earlier lists.
     values = lists.flatten().take(pa.array(starts + np.where(exists, places, 0), mask=~exists))
     return Result.with_failures(values, failed)
 
@@ -64,7 +64,8 @@ def entry(maps: pa.Array, key: Value) -> pa.Array:
     names, items = pairs.flatten().flatten()
     rows = _rows_of_elements(pairs)
     wanted = array_of(key, len(maps)).take(pa.array(rows))
-    # Assign the places in reverse: the first place of a repeated key must overwrite the later ones.
+    # Assign the places in reverse, so that the first place of a repeated key overwrites its later
+    # places.
     matching = np.flatnonzero(mask_of(pc.equal(names, wanted), len(names)))[::-1]
     places = np.full(len(maps), -1)
     places[rows[matching]] = matching

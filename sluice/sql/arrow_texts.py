@@ -19,8 +19,8 @@ _LINE_END = r"(?:\r\n|[\n\r\x{85}\x{2028}\x{2029}])?\z"
 
 def change_case(values: pa.Array, *, upper: bool) -> pa.Array:
     """Return the texts in upper or lower case."""
-    # Arrow does not change letters that become several letters, such as ß. So use Python for texts
-    # beyond ASCII.
+    # Arrow does not change letters, such as ß, that become several letters in the other case. So
+    # use Python if a text is not ASCII.
     if pc.all(pc.string_is_ascii(values)).as_py() in (True, None):
         if upper:
             return pc.ascii_upper(values)
@@ -41,8 +41,8 @@ _NEWER = (
     (0xA7CF, 0xA7CE, 1), (0xA7D3, 0xA7D2, 1), (0xA7D5, 0xA7D4, 1), (0xA7DB, 0xA7DA, 1),
     (0x10D70, 0x10D50, 22), (0x16EBB, 0x16EA0, 25),
 )  # fmt: skip
-"""Ranges of letter pairs that only Java knows: the first small and capital letter, and the number
-of consecutive pairs."""
+"""Ranges of pairs of a small and a capital letter that Java knows, but Python does not: the first
+pair, and the number of consecutive pairs."""
 _NEWER_UPPER: dict[int, int] = {}
 for _small, _capital, _number in _NEWER:
     for _index in range(_number):
@@ -123,7 +123,8 @@ def split(values: pa.Array, pattern: str) -> pa.Array:
 
 def matches(values: Value, pattern: str) -> Value:
     """Return whether a part of each text matches a regular expression."""
-    # Arrow's `$` matches only at the end of the text; Java's also matches before a last line break.
+    # Arrow's `$` matches only at the end of the text. Java's `$` also matches before a final line
+    # break.
     if pattern.endswith("$") and not pattern.endswith("\\$"):
         pattern = pattern[:-1] + _LINE_END
     return pc.match_substring_regex(values, pattern)
@@ -138,7 +139,7 @@ def hexadecimal(number: int) -> str:
 
 def from_hexadecimal(text: str) -> bytes | None:
     """Decode hexadecimal digits to bytes. Return None for other texts."""
-    # Python's function also takes white space.
+    # `bytes.fromhex` would also accept white space.
     if _HEXADECIMAL.fullmatch(text) is None:
         return None
     return bytes.fromhex(text.zfill(len(text) + len(text) % 2))

@@ -20,7 +20,8 @@ _ISO = "%Y-%m-%dT%H:%M:%SZ"
 _FIRST_PLAIN = 32
 """In strings, JSON escapes the characters whose code is smaller than this."""
 _Part: TypeAlias = Any
-"""A part of some values' JSON: an array with a text for each value, or one text for all.
+"""A part of the JSON of several values: an array with a text for each value, or one text for all
+values.
 
 Parts are joined only once, because each copy of many short texts takes time.
 """
@@ -113,8 +114,8 @@ def java_text(number: float) -> str:
         return repr(number)
     sign, digits, exponent = Decimal(repr(number)).as_tuple()
     mantissa = "".join(map(str, digits)).rstrip("0")
-    # Java writes at least two digits, namely the nearest ones: 4.9E-324, where Python writes
-    # 5e-324.
+    # Java writes at least two digits, and chooses those nearest to the number: 4.9E-324, where
+    # Python writes 5e-324.
     if len(mantissa) == 1:
         mantissa = f"{abs(number):.1e}"[:3].replace(".", "")
     power = len(digits) + int(exponent) - 1
@@ -141,7 +142,7 @@ def _joined_elements(lists: pa.Array, elements: pa.Array) -> pa.Array:
 
 
 def _escaped(texts: pa.Array) -> pa.Array:
-    # Only if some text has a special character, escape the texts in Python, which is slower.
+    # Escaping in Python is slow, so do it only if a text has a special character.
     characters = bytes_of(texts)
     is_special = (characters < _FIRST_PLAIN) | (characters == ord('"')) | (characters == ord("\\"))
     if not is_special.any():

@@ -58,7 +58,7 @@ def arrow_schema(columns: Mapping[str, str]) -> pa.Schema:
 
 
 def has_arrow_type(sql: str) -> bool:
-    """Return whether a type has an Arrow type. VARIANT, intervals and others have none."""
+    """Return whether a type has an Arrow type. For example, VARIANT and intervals have none."""
     try:
         arrow_type(sql)
     except ValueError:

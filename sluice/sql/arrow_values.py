@@ -62,8 +62,8 @@ def mask_of(conditions: Value, count: int) -> Mask:
 
 def false_if_null(conditions: Value) -> Value:
     """Return the conditions, with false in place of null."""
-    # Most conditions have no nulls. Skip the call of Arrow for these, because it takes as long as
-    # computing thousands of rows.
+    # Most conditions have no nulls. For these conditions, skip the call of Arrow, which takes as
+    # long as computing thousands of rows.
     if isinstance(conditions, pa.Array) and not conditions.null_count:
         return conditions
     return pc.fill_null(conditions, False)
@@ -131,11 +131,11 @@ def ignore_failures(result: Result) -> Result:
 def bytes_of(texts: pa.Array) -> npt.NDArray[np.uint8]:
     """Return the bytes of all texts, one after the other.
 
-    Nulls may have bytes, too.
+    The result may also contain bytes of nulls.
     """
     _, ends, data = texts.buffers()
     if data is None or not len(texts):
         return np.empty(0, np.uint8)
-    # The texts may be a slice of a larger array.
+    # The array may be a slice of a larger array, so read only its own bytes.
     begin, end = np.frombuffer(ends, np.int32)[[texts.offset, texts.offset + len(texts)]].tolist()
     return np.frombuffer(data, np.uint8)[begin:end]

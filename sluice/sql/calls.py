@@ -76,7 +76,7 @@ def aggregates(node: exp.Expr) -> bool:
 def function_name(function: exp.Func) -> str:
     """Return the name in lower case.
 
-    If a function has several names, return sqlglot's preferred one.
+    If a function has several names, return the name that sqlglot prefers.
     """
     name = function.sql_name()
     if isinstance(function, exp.Anonymous):
@@ -159,7 +159,7 @@ def _call(text: str, tokens: list[Token], closing: dict[int, int], at: int) -> F
     function = _part(text, tokens[at].start, tokens[end].end + 1)
     try:
         function.tree()
-    # The text is not a call, such as `IN (1, 2)`.
+    # A text such as `IN (1, 2)` is not a call.
     except PARSE_ERRORS:
         return None
     first, last, quantifier, nulls = at + 2, end, "", ""

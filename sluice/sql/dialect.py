@@ -36,8 +36,7 @@ PARSE_ERRORS = (
 raise any of them."""
 
 GIVEN = "given"
-"""A key in the `meta` of a field's name. It marks names that the author has written in
-`named_struct`."""
+"""A key in the `meta` of a field's name: the author has written this name in `named_struct`."""
 
 
 def _named_struct(arguments: list[exp.Expr]) -> exp.Expr:
@@ -48,10 +47,10 @@ def _named_struct(arguments: list[exp.Expr]) -> exp.Expr:
 
 
 def _noting_place(parse: Callable[[Any], exp.Expr | None]) -> Callable[[Any], exp.Expr | None]:
-    """Return a parser of a function's arguments that also notes the place of the function's name.
+    """Return a parser of a function's arguments that also records where the function's name is.
 
-    For other functions, sqlglot does this itself. It calls the parser of the arguments after it has
-    read the name and the opening parenthesis.
+    For functions without such a parser, sqlglot records the place itself. sqlglot calls the parser
+    of the arguments after it has read the name and the opening parenthesis.
     """
 
     def parse_noting_place(parser: Any) -> exp.Expr | None:
@@ -67,7 +66,7 @@ def _noting_place(parse: Callable[[Any], exp.Expr | None]) -> Callable[[Any], ex
 class SparkSQL(Spark):
     """Spark's SQL, in which `'it''s'` is one text with a quote.
 
-    For sqlglot, it would be two texts.
+    Without this dialect, sqlglot would read two texts.
     """
 
     class Tokenizer(Spark.Tokenizer):
@@ -80,7 +79,7 @@ class SparkSQL(Spark):
         """Reads expressions, but keeps formats of times and paths in JSON unchanged.
 
         sqlglot would translate formats, and could write two different formats as the same format.
-        It cannot write every path that it reads.
+        sqlglot cannot write every path that it can read.
         """
 
         FUNCTIONS = {  # noqa: RUF012
@@ -148,7 +147,7 @@ def tree_of(text: str) -> exp.Expr:
 
 @cache
 def is_plain_name(word: str) -> bool:
-    """Return whether a word can be read as a name in any place."""
+    """Return whether sqlglot reads a word as a name wherever the word stands."""
     try:
         tree = sqlglot.parse_one(word, dialect=Spark)
     # A word such as CASE is not an expression by itself.
@@ -170,6 +169,6 @@ def _tokens_of(text: str) -> tuple[Token, ...]:
 def text_of(tree: exp.Expr) -> str:
     """Return SQL for a parsed expression, for messages and types.
 
-    It may compute other results than the author's text.
+    This SQL may compute other results than the author's text.
     """
     return tree.sql(dialect=SparkSQL)

@@ -184,7 +184,7 @@ def _require_fields_once(tree: exp.Expr, where: str) -> None:
 def _is_compared(constructor: exp.Expr) -> bool:
     """Return whether an object is only compared with another object.
 
-    Then its names do not matter.
+    The names of such an object's fields do not matter.
     """
     return (
         isinstance(constructor.parent, exp.Predicate)
@@ -222,7 +222,7 @@ def _require_of_record(node: exp.Func, where: str) -> None:
 
 
 def _is_time(node: exp.Literal, kinds: _Kinds) -> bool:
-    """Return whether Spark converts a text to a time, as far as the types are known."""
+    """Return whether it is certain that Spark converts a text to a time."""
     parent = node.parent
     match parent:
         case exp.Cast() | exp.TryCast():
@@ -231,7 +231,7 @@ def _is_time(node: exp.Literal, kinds: _Kinds) -> bool:
             return True
         case exp.Anonymous():
             return parent.name.lower() == "date_format"
-        # A comparison with a time converts the text on its other side.
+        # In a comparison with a time, Spark converts the text on the other side.
         case exp.Predicate():
             for side in parent.iter_expressions():
                 if kinds.of(side).startswith(("TIMESTAMP", "DATE")):
@@ -277,7 +277,7 @@ _PATHS = {
     "variant_get": (is_variant_path, _IN_VARIANT),
     "try_variant_get": (is_variant_path, _IN_VARIANT),
 }
-"""Functions with a path as second argument: whether a text is such a path, and what to write."""
+"""Functions with a path as second argument → a function that checks the path, and advice."""
 
 
 def _require_top(node: exp.Anonymous, where: str) -> None:
@@ -305,7 +305,7 @@ def _require_arguments(node: exp.Expr, kinds: _Kinds, text: str, where: str) -> 
 
 
 def _is_in_lambda(node: exp.Expr) -> bool:
-    """Return whether a node is computed for each element: `transform(tags, tag -> upper(tag))`.
+    """Return whether a node is in a lambda, as `upper` is in `transform(tags, tag -> upper(tag))`.
 
     Only Spark knows the type of the element.
     """
@@ -313,7 +313,7 @@ def _is_in_lambda(node: exp.Expr) -> bool:
 
 
 def _is_short_cast_to_text(node: exp.Expr, text: str) -> bool:
-    """Return whether a node may be written `...::STRING`, which `casts_to_text` does not find."""
+    """Return whether a node may be a cast `...::STRING`, which `casts_to_text` does not find."""
     return isinstance(node, exp.Cast) and "::" in text and node.to.this is exp.DType.TEXT
 
 
@@ -342,7 +342,7 @@ def _require_text(node: exp.Expr, kinds: _Kinds, text: str, where: str) -> None:
 def _misplaced(tree: exp.Expr, text: str) -> Iterator[tuple[str, str]]:
     """Yield misplaced aggregates, and misplaced fields: for each, a description and advice.
 
-    Aggregates must not be within aggregates, and fields must not be outside of them.
+    Aggregates must not contain aggregates, and fields must not be outside of aggregates.
     """
     inner = [node for node in tree.walk() if aggregates(node)]
     if not inner:
@@ -380,7 +380,7 @@ class _Kinds:
 
     def __init__(self, tree: exp.Expr, types: Mapping[str, str]) -> None:
         self._types = types
-        # A cache keeps the tree alive, so the ids of its nodes stay the same.
+        # The ids of nodes stay valid, because a cache keeps the tree alive.
         self._of_parts: dict[int, str] = {}
         parts = [type_expression(tree, types)]
         for part in parts:

@@ -1,9 +1,9 @@
 """Finds expressions that can fail for some record, and the parts that cause the failure.
 
 In Spark's ANSI mode, a division by zero, a failed CAST or a number out of range ends the query.
-Expressions that can fail are therefore wrapped (`plan.layers.FallibleExpression`): then, only their
-record fails. All other expressions are computed directly. If bytes that are not UTF-8 are cast to
-text, the cast fails, too, although Spark would replace these bytes.
+Expressions that can fail are therefore wrapped (`plan.layers.FallibleExpression`), so that a
+failure rejects only its record. All other expressions are computed directly. If bytes that are not
+UTF-8 are cast to text, the cast fails, too, although Spark would replace these bytes.
 """
 
 from __future__ import annotations

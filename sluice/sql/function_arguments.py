@@ -1,7 +1,8 @@
 """A table of the types of arguments that each function and operator of Spark SQL accepts.
 
-The types are those that Spark accepts, with conversions such as that of a text to a number.
-Aggregates are stricter, because Sluice computes them itself (`values.aggregate_calls`).
+The types are those that Spark accepts, including those that Spark first converts: for example,
+texts as numbers. Aggregates are stricter, because Sluice computes them itself
+(`values.aggregate_calls`).
 `expression_checks` refuses other types when a pipeline's file is loaded.
 """
 
@@ -34,7 +35,7 @@ class Accepted:
     name: str
     """A description of the types, for errors."""
     heads: frozenset[str]
-    """The types without their digits, elements and fields."""
+    """The types without digits, element types and fields, such as DECIMAL or ARRAY."""
     advice: str
     """Advice on what to do with a value of another type."""
 
@@ -43,8 +44,8 @@ def _accepted(name: str, heads: Iterable[str], advice: str) -> Accepted:
     return Accepted(name, frozenset(heads), advice)
 
 
-# Where a function needs a number or a time, Spark converts a text. The exceptions are functions
-# that take a PLAIN_NUMBER, a PLAIN_WHOLE, a MOMENT or a DATE.
+# If an argument must be a number or a time, Spark converts a text. It does not convert texts for a
+# PLAIN_NUMBER, a PLAIN_WHOLE, a MOMENT or a DATE.
 _CAST = "Use another field, or convert it"
 NUMBER = _accepted("a number", {*_NUMBERS, "STRING"}, f"{_CAST}: CAST(... AS DOUBLE).")
 WHOLE = _accepted("a whole number", {*_WHOLE, "STRING"}, f"{_CAST}: CAST(... AS BIGINT).")
@@ -99,7 +100,7 @@ _OF_TAKES: dict[Takes, Accepted | None] = {
 """Requirement on an argument of an aggregate → the Spark SQL types that meet it."""
 
 _SAME_ARGUMENTS = {"median": "percentile", "count_if": "bool_and"}
-"""Aggregate → another aggregate that takes the same arguments, and computes it."""
+"""Aggregate → the aggregate that takes the same arguments, and that Sluice computes instead."""
 _COMPARISONS = (
     exp.EQ,
     exp.NEQ,
@@ -211,7 +212,7 @@ TABLE: dict[RuleKey, tuple[Accepted | None, ...]] = {
     "map_concat": (MAP, MAP),
 }  # fmt: skip
 """Function → the types that its arguments may have, in the order of `Rule.arguments`; None for any
-type. Arguments that are not listed may have any type, as may all arguments of other functions."""
+type. Further arguments, and all arguments of functions that are not listed, may have any type."""
 
 _CASTS: dict[str, frozenset[str]] = {
     **dict.fromkeys(_NUMBERS, _NUMBERS | {"STRING", "BOOLEAN", "TIMESTAMP"}),
@@ -267,7 +268,7 @@ def misfit(node: exp.Expr, kinds: Sequence[str]) -> Misfit | None:
 def _unfit_together(
     node: exp.Expr, arguments: Sequence[exp.Expr], kinds: Sequence[str]
 ) -> Misfit | None:
-    """Return the first argument that does not fit another argument, or the type of a cast."""
+    """Return the first argument that does not fit the others or, in a cast, the target type."""
     match node:
         case exp.Cast():
             target = _head(declared(node.args["to"]))
@@ -297,8 +298,8 @@ def _unfit_together(
         case exp.Concat() | exp.DPipe():
             return _unlike(kinds[0], arguments, kinds, _are_both_lists_or_texts)
         case exp.Case() if node.this is not None:
-            # The first types are those of x and of the values with which `CASE x` compares it. Then
-            # come the types of the results.
+            # The first types are those of x and of the values with which `CASE x` compares it. The
+            # types of the results follow.
             return _unlike(kinds[0], arguments, kinds[: 1 + len(node.args["ifs"])], _are_comparable)
         case _ if isinstance(node, _OF_ONE_TYPE):
             return _unlike(kinds[0], arguments, kinds, _are_comparable)
@@ -311,7 +312,7 @@ def _unlike(
     kinds: Sequence[str],
     fit: Callable[[str, str], bool],
 ) -> Misfit | None:
-    """Return the first further argument whose type does not fit the first argument's, `kind`."""
+    """Return the first argument after `arguments[0]` whose type does not fit the type `kind`."""
     for argument, other in zip(arguments[1:], kinds[1:], strict=False):
         if not fit(kind, other):
             return Misfit(argument, f"a value like {kind}", _SAME_TYPE)

@@ -26,8 +26,8 @@ _OPERATIONS: Sequence[Mapping[TokenType, type[exp.Binary]]] = (
     {TokenType.LT: exp.BitwiseLeftShift, TokenType.GT: exp.BitwiseRightShift},
     {TokenType.PLUS: exp.Add, TokenType.DASH: exp.Sub, TokenType.DPIPE: exp.DPipe},
 )  # fmt: skip
-"""Operators between two values, in levels, from those that bind least tightly to those, such as
-`*`, that bind most tightly."""
+"""Operators between two values, by level. The first level binds least tightly; the last level, with
+`*`, binds most tightly."""
 _SHIFTS = 4
 _LEVELS: dict[TokenType, int] = {}
 for _level, _signs in enumerate(_OPERATIONS):
@@ -38,7 +38,7 @@ for _level, _signs in enumerate(_OPERATIONS):
 class OperatorOrder(Spark.Parser):  # type: ignore[valid-type, misc]
     """A parser with Spark's order of operators."""
 
-    # After IS DISTINCT FROM, parse a value.
+    # After IS DISTINCT FROM, sqlglot must parse a value.
     IS_PREDICATE_PRECEDENCE = IsPredicatePrecedence.HIGH
     # NOT may only begin an operand of AND and OR.
     UNARY_PARSERS = {  # noqa: RUF012
@@ -47,7 +47,7 @@ class OperatorOrder(Spark.Parser):  # type: ignore[valid-type, misc]
 
     @override
     def _parse_equality(self, parse_is: bool = True) -> exp.Expr | None:
-        """Parse an operand of AND or OR: NOT and an operand, or a value and perhaps a predicate."""
+        """Parse an operand of AND or OR: `NOT operand`, or a value that a predicate may follow."""
         if self._match(TokenType.NOT):
             negation: exp.Expr = self.expression(exp.Not(this=self._parse_equality()))
             return negation
@@ -68,7 +68,7 @@ class OperatorOrder(Spark.Parser):  # type: ignore[valid-type, misc]
 
     @override
     def _parse_column_ops(self, this: exp.Expr | None) -> exp.Expr | None:
-        # Brackets, dots and :: can follow a value, but not `a IS NULL`.
+        # Brackets, dots and :: can follow a value, but they cannot follow `a IS NULL`.
         if isinstance(this, exp.Is | exp.Not):
             return this
         value: exp.Expr | None = super()._parse_column_ops(this)
@@ -94,7 +94,7 @@ class OperatorOrder(Spark.Parser):  # type: ignore[valid-type, misc]
         """Return how tightly the next token binds; -1 if it is not an operator."""
         sign, following = self._curr, self._next
         if sign.token_type in _OPERATIONS[_SHIFTS] and following.token_type is sign.token_type:
-            # The tokens have the two halves of a sign such as `<<` separately.
+            # A sign such as `<<` consists of two tokens.
             if following.start == sign.end + 1:
                 return _SHIFTS
             return -1

@@ -26,7 +26,7 @@ _MOST_BRACKETS = 40
 """The most levels of a parsed expression, and the most nested brackets.
 
 Python allows 1,000 nested calls. sqlglot needs about 15 calls for each bracket, and the planner two
-or three for each level. Airflow and the author's code need some of these calls, too.
+or three for each level. Some of the 1,000 calls are needed by Airflow and the author's code.
 """
 
 
@@ -41,8 +41,8 @@ class ParsedExpression:
     names: tuple[tuple[str, int, int], ...]
     aggregates: bool
     naming: Mapping[int, _Naming] = field(default_factory=dict)
-    """Start of a column in the text → how Spark names a field of the result after this column, as
-    in `struct(amount)`. The field keeps this name when other SQL replaces the column."""
+    """Start of a column in the text → the naming of the result's field that Spark names after this
+    column, as in `struct(amount)`. The field keeps this name when other SQL replaces the column."""
 
     @property
     def fields(self) -> frozenset[str]:
@@ -112,7 +112,7 @@ def parse(text: str) -> ParsedExpression:
         raise _refusal(text, reason)
     if _levels(tree) > MOST_LEVELS or _brackets(text) > _MOST_BRACKETS:
         raise _too_deep(text)
-    # `on` replaces the columns in the order of their positions in the text.
+    # `ParsedExpression.on` needs the columns in the order of their positions in the text.
     names = sorted(map(_position, tree.find_all(exp.Column)), key=lambda name: name[1])
     is_aggregate = any(map(aggregates, tree.walk()))
     return ParsedExpression(text, tuple(names), is_aggregate, dict(_namings(tree)))
@@ -200,7 +200,7 @@ def _brackets(text: str) -> int:
 
 @cache
 def _with_a_quoted_keyword(text: str) -> str:
-    """Put backticks around a keyword if this makes the text valid. Return an empty text if not."""
+    """Put backticks around a keyword if this makes the text valid; else return an empty text."""
     with suppress(SqlglotError):
         for token in tokens_of(text):
             quotes = f"{text[: token.start]}`{token.text}`{text[token.end + 1 :]}"
@@ -312,7 +312,7 @@ def require_known(expression: ParsedExpression, known: Mapping[str, str], where:
 
 
 def require_aggregate(expression: ParsedExpression, where: str, *, aggregate: bool) -> None:
-    """Raise TopologyError if an expression aggregates, but must not, or the other way round."""
+    """Raise TopologyError if an expression must aggregate but does not, or must not but does."""
     if aggregate and not expression.aggregates:
         raise TopologyError(
             f"{where}: {expression.text!r} must aggregate, like count(*) or sum(x).",

@@ -1,7 +1,7 @@
 """Finds the types of the results of functions that only Spark computes.
 
-A type may be known in part: the fields of `struct(f(x) AS a)` have the type `STRUCT<a: >` if the
-type of `f(x)` is unknown.
+A type may be known in part: `struct(f(x) AS a)` has the type `STRUCT<a: >` if the type of `f(x)` is
+unknown.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from sluice.values.sql_types import (
 
 Kinds: TypeAlias = Sequence[str]
 TypeIn: TypeAlias = Callable[[exp.Expr, Mapping[str, str]], str]
-"""A function that finds the type of an expression over the fields, and over variables of these
-types."""
+"""A function that takes an expression, and name → type of its variables. It returns the
+expression's type."""
 
 
 def result_type(node: exp.Expr, kinds: Kinds, type_in: TypeIn) -> str:
@@ -56,7 +56,7 @@ def path_type(kind: str, names: Sequence[str]) -> str:
 
 
 def _part_type(kind: str, name: str) -> str:
-    """Return the type of a path's next part: a field, a map's value, or a list elements' field."""
+    """Return the type of a path's next part: a field, a map's value, or a field in a list."""
     if element := element_type(kind):
         # Spark cannot read the fields of objects in a list of lists.
         return list_type(_field_type(element, name))
@@ -83,7 +83,7 @@ def map_type(key: str, value: str) -> str:
 
 
 def widest_type(kinds: Kinds) -> str:
-    """Return the type to which Spark converts values of these types, even if their parts differ.
+    """Return the type to which Spark converts values of these types, which may differ in parts.
 
     Empty if the type is unknown.
     """
@@ -103,7 +103,7 @@ def widest_type(kinds: Kinds) -> str:
 
 
 def _widest_object(objects: Sequence[Mapping[str, str]]) -> str:
-    """Return the type of objects that have the same fields; empty if the fields differ."""
+    """Return the widest type of objects with the same field names; empty if the names differ."""
     first, *others = objects
     for other in others:
         if [*map(str.lower, other)] != [*map(str.lower, first)]:
@@ -157,7 +157,7 @@ def _list_of_first(kinds: Kinds) -> str:
 
 
 def _with_element(kinds: Kinds) -> str:
-    """Return a list with one more element."""
+    """Return the type of a list to which an element is added."""
     element = element_type(kinds[0])
     if element and kinds[-1]:
         return list_type(widest_type([element, kinds[-1]]))

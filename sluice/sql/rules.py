@@ -61,7 +61,8 @@ class Signature:
     fails: bool = False
     """Whether a record's values can make the function fail, or give NaN or infinity."""
     problem: str = ""
-    """The part of the expression that only Spark computes; empty if it is the whole expression."""
+    """The part of the expression that only Spark computes; empty if only Spark computes all of
+    it."""
 
 
 Resolve: TypeAlias = Callable[[exp.Expr, Kinds], Signature]
@@ -69,8 +70,8 @@ Order: TypeAlias = Literal["until null", "backwards", "from divisor", "all"]
 """Which arguments Spark computes for a row:
 
 - "until null": in order, up to the first argument that is null,
-- "backwards": the same, but beginning with the last argument,
-- "from divisor": like "backwards", but also only up to an argument that is 0, or
+- "backwards": in reverse order, from the last argument down to the first that is null,
+- "from divisor": like "backwards", but an argument that is 0 also ends it, or
 - "all": all arguments.
 """
 
@@ -121,7 +122,7 @@ def reason_of(node: exp.Expr) -> str:
 
 
 def rule_key(node: exp.Expr) -> RuleKey:
-    """Return a node's key in the table: its class, or its name if sqlglot does not know it."""
+    """Return a node's key in the table: its class, or the name of a function unknown to sqlglot."""
     if isinstance(node, exp.Anonymous):
         name = str(node.name).lower()
         if re.fullmatch(r"python_\d+", name):
@@ -173,7 +174,7 @@ def _always(result: str, *operands: str, fails: bool = False, of_any: bool = Fal
 
     Its arguments are converted to `operands`.
 
-    `of_any`: the function also takes values of all other types, and never fails to convert them.
+    `of_any`: the function also takes values of all other types, and converting them cannot fail.
     """
 
     def resolve(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -277,7 +278,7 @@ def _comparison(node: exp.Expr, kinds: Kinds) -> Signature:
     is_comparable = kind in _COMPARABLE or is_exact(kind)
     if not is_comparable or is_in_doubles:
         return Signature("BOOLEAN", None, fails)
-    # Without listed options, IN has UNNEST(...) or a query, which only Spark computes.
+    # If IN has no listed options, it has UNNEST(...) or a query, which only Spark computes.
     if isinstance(node, exp.In) and not node.expressions:
         return Signature("BOOLEAN", None, fails=True)
     return Signature("BOOLEAN", (kind,) * len(kinds), fails)
@@ -286,7 +287,7 @@ def _comparison(node: exp.Expr, kinds: Kinds) -> Signature:
 def _comparison_type(kinds: list[str]) -> str:
     """Return the type to which compared values are converted.
 
-    It holds all values of exact numbers.
+    If all compared values are exact numbers, the type can hold each of them.
     """
     if len(kinds) > 1 and all(map(is_exact, kinds)) and not all(map(is_integer, kinds)):
         precision, scale = wide_decimal(map(_fewest_digits, kinds))
@@ -305,7 +306,10 @@ def _fewest_digits(kind: str) -> tuple[int, int]:
 
 
 def _choice(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Return the signature for a choice of one of several values: their common type."""
+    """Return the signature of a function that returns one of several values.
+
+    The result has the common type of the values.
+    """
     kind = "" if "" in kinds else common_type(kinds)
     if kind in ("", VOID):
         return Signature(kind, None, fails=not kind)
@@ -400,7 +404,7 @@ def _arithmetic(
 
 
 def _numbers(kinds: Kinds) -> str:
-    """Return the type in which an operation computes: DOUBLE, DECIMAL, BIGINT, INT or none."""
+    """Return the type with which an operation computes: DOUBLE, DECIMAL, BIGINT, INT or none."""
     if not all(map(is_number, kinds)):
         return ""
     if "DOUBLE" in kinds:
@@ -413,7 +417,7 @@ def _numbers(kinds: Kinds) -> str:
 def _operands_digits(node: exp.Expr, kinds: Kinds) -> list[tuple[int, int]]:
     """Return each argument's precision and scale.
 
-    An integer literal has just the digits of its text.
+    For an integer literal, count only the digits of its text.
     """
     pairs: list[tuple[int, int]] = []
     for argument, kind in zip(_arguments_of(node), kinds, strict=True):
@@ -451,7 +455,7 @@ def _remainder(node: exp.Expr, kinds: Kinds) -> Signature:
 def _modulus(node: exp.Expr, kinds: Kinds) -> Signature:
     """Return the signature of a remainder that has the divisor's sign.
 
-    Only for whole numbers, because Spark may round other numbers.
+    Arrow computes such remainders only of whole numbers, because Spark may round other numbers.
     """
     kind = ""
     if len(kinds) == 2:
@@ -508,7 +512,7 @@ def _absolute(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _number_of(kind: str) -> str:
-    """Return the number type to which Spark converts a value; empty if it is no number or text."""
+    """Return the number type to which Spark converts a number or a text; empty for other types."""
     if kind == "STRING":
         return "DOUBLE"
     return _if_number(kind)
@@ -521,7 +525,7 @@ def _if_number(kind: str) -> str:
 
 
 def _is_symmetric(kind: str) -> bool:
-    """Return whether each number of a type can be negated within the type."""
+    """Return whether the negative of each number of a type is also a number of the type."""
     return is_decimal(kind) or kind == "DOUBLE"
 
 
@@ -544,7 +548,7 @@ def _null_on_failure(resolve: Resolve) -> Resolve:
 def _rounding(node: exp.Expr, kinds: Kinds) -> Signature:
     """Return the signature of rounding to a number of decimal places.
 
-    Only Spark rounds doubles: it rounds the digits that Java writes.
+    Doubles are rounded only by Spark, because it rounds the digits that Java writes.
     """
     places, kind = node.args.get("decimals"), kinds[0]
     number = None
@@ -641,7 +645,7 @@ def _family(kind: str) -> str:
 
 
 def _is_widening(of: str, to: str) -> bool:
-    """Return whether each number of a type is also of a decimal type."""
+    """Return whether the decimal type `to` can hold each number of the type `of`."""
     if not is_exact(of) or not is_decimal(to):
         return False
     (of_precision, of_scale), (precision, scale) = digits(of), precision_and_scale(to)
@@ -757,7 +761,7 @@ _JSON_OPTIONS = tree_of(struct_json("x")).args["options"]
 
 
 def _json_text(node: exp.Expr, kinds: Kinds) -> Signature:
-    # With other options, `to_json` writes other texts, which only Spark can write.
+    # If `to_json` has other options, only Spark can write its texts.
     is_known = node.args.get("options") == _JSON_OPTIONS and bool(struct_fields(kinds[0]))
     if not is_known:
         return Signature("STRING", None, fails=True)
@@ -842,7 +846,7 @@ def json_of(node: exp.Substring) -> exp.Expr | None:
 
 
 def _concat(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Return the signature of a concatenation of texts, and of other values as text.
+    """Return the signature of a concatenation, which turns values of other types into texts.
 
     Spark also concatenates bytes and arrays.
     """
@@ -857,7 +861,7 @@ def _concat(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _reverse(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Return the signature of the reverse of a text, or of another value as text.
+    """Return the signature of REVERSE, which turns a value of another type into a text.
 
     Spark also reverses lists.
     """
@@ -867,8 +871,7 @@ def _reverse(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 _SAME_TEXT = ("STRING", "BOOLEAN", "DATE", "TIMESTAMP")
-"""Types whose values Arrow and Spark write as the same text, in addition to integers and
-decimals."""
+"""Types, besides integers and decimals, whose values Arrow and Spark write as the same text."""
 
 
 def _has_same_text(kind: str) -> bool:
@@ -885,7 +888,7 @@ def _like(node: exp.Expr, kinds: Kinds) -> Signature:
 def _of_text(result: str, *operands: str) -> Resolve:
     """Return the `Resolve` of a function of a text.
 
-    Its other arguments are constants of these types, and not null.
+    The function's other arguments are constants of the types `operands`, and not null.
     """
 
     def resolve(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -941,7 +944,7 @@ def _regexp_like(node: exp.Expr, kinds: Kinds) -> Signature:
     """Return the signature of a match with a pattern, if Arrow and Java understand it alike."""
     signature = _of_text("BOOLEAN", "STRING")(node, kinds)
     if signature.operands is None or not _is_common_pattern(node.expression.name):
-        # The regular expression may be one that Java rejects.
+        # Java may reject the regular expression.
         return Signature("BOOLEAN", None, fails=True)
     has_flag = isinstance(node.args.get("flag"), exp.Expr)
     if has_flag:
@@ -982,7 +985,7 @@ def _is_common_pattern(pattern: str) -> bool:
 
 
 def is_plain_pattern(pattern: str) -> bool:
-    """Return whether a regular expression matches one text only."""
+    """Return whether a regular expression is plain: it matches only one text."""
     return re.fullmatch(rf"(?:[^\\.\[\](){{}}*+?^$|]|{_SIGNS})+", pattern) is not None
 
 
@@ -1018,15 +1021,15 @@ def _truncation(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _days_added(node: exp.Expr, kinds: Kinds) -> Signature:
-    # sqlglot turns `date_sub` into an addition of `days * -1`, so even constant days are an
-    # expression.
+    # sqlglot turns `date_sub` into an addition of `days * -1`. Constant days are then an
+    # expression, not a literal.
     is_constant = node.expression.find(exp.Column) is None
     is_known = kinds == ("DATE", "INT") and node.args["unit"].name.upper() == "DAY" and is_constant
     return _if_known("DATE", kinds, is_known=is_known)
 
 
 def _date_format(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Return the signature of writing a time as text, in a format that needs no locale."""
+    """Return the signature of a function that writes a time in a format without locale."""
     pattern = None
     if len(kinds) == 2:
         pattern = node.expressions[1]
@@ -1103,7 +1106,7 @@ def path_element(node: exp.Expr) -> exp.Expr | None:
         position: object = node.this.this.this.this
     except AttributeError:
         return None
-    # Other expressions may have the name of a column in this place.
+    # In other expressions, this may be the name of a column, as a text.
     if not isinstance(position, exp.Expr):
         return None
     if node == tree_of(row_order.element_sql(text_of(position))):

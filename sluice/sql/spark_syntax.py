@@ -37,7 +37,7 @@ _TEXTS = frozenset({TokenType.STRING, TokenType.RAW_STRING})
 _TYPED_TEXTS = frozenset(
     {"date", "timestamp", "timestamp_ntz", "timestamp_ltz", "time", "interval"}
 )
-"""The types whose constants are written as the type's name before a text."""
+"""The types whose constants consist of the type's name and a text, as in `DATE '2026-01-01'`."""
 _WITH_LAMBDAS = frozenset(
     {"forall", "map_filter", "map_zip_with", "transform_keys", "transform_values", "zip_with"}
 )
@@ -52,8 +52,8 @@ _BEFORE_PARENTHESES = _BEFORE_OPERAND | {
     TokenType.IN, TokenType.FILTER, TokenType.OVER, TokenType.ALIAS, TokenType.IS,
     TokenType.ORDER_BY, TokenType.ANY,
 }  # fmt: skip
-"""The words that can stand before parentheses without being the name of a function: everywhere, and
-only where an operand begins."""
+"""The words that can stand before parentheses without being a function's name. Where an operand
+begins, only the words of `_BEFORE_OPERAND` can."""
 
 
 def reason_to_refuse(text: str, tree: exp.Expr) -> str:
@@ -80,10 +80,10 @@ def reason_to_refuse(text: str, tree: exp.Expr) -> str:
 
 
 def reason_not_parsed(text: str) -> str:
-    """Describe a sign or word that is not an operator of Spark SQL, with advice.
+    """Return why sqlglot cannot parse a text, with advice; empty if the reason is unknown.
 
-    This is a sign or word that is not an operator of Spark SQL, or a call with too few or too many
-    arguments. Return an empty text if there is neither.
+    Known reasons are a sign or word that is not an operator of Spark SQL, and a call with too few
+    or too many arguments.
     """
     tokens = tokens_of(text)
     return next(chain(_foreign_signs(text, tokens), _wrong_counts(tokens)), "")
@@ -94,7 +94,7 @@ def functions_in(tokens: Sequence[Token]) -> Iterator[Token]:
     types = {tokens[place].start for place in _places_of_types(tokens)}
     begins, before = True, ""
     for token, after in pairwise(tokens):
-        # A word such as IN can name a function only where an operand begins.
+        # A word such as IN can be a function's name, but only where an operand begins.
         words = _BEFORE_OPERAND if begins else _BEFORE_PARENTHESES
         is_keyword = token.token_type in words or (not begins and is_infix_word(token))
         is_word = token.text.isidentifier() and not is_keyword and token.token_type not in _TEXTS
@@ -219,7 +219,7 @@ def _fits(number: str, to: exp.DataType) -> bool:
 
 
 def _is_number_of_spark(text: str) -> bool:
-    """Return whether a number fits a type: a decimal, or a double if it has an exponent."""
+    """Return whether a number fits a decimal, or a double if the number has an exponent."""
     if re.fullmatch(r"(?:\d+\.?\d*|\.\d+)[eE][+-]?\d+", text):
         return math.isfinite(float(text))
     whole, _, decimals = text.partition(".")
@@ -229,7 +229,7 @@ def _is_number_of_spark(text: str) -> bool:
 
 
 def _foreign_signs(text: str, tokens: Sequence[Token]) -> Iterator[str]:
-    """Yield each operator that Spark SQL reads in another way or not at all."""
+    """Yield a description of each sign or word that Spark SQL lacks, or reads in another way."""
     arguments = {token.end + 1 for token in functions_in(tokens)}
     before: Token | None = None
     begins_before = True
@@ -278,7 +278,7 @@ def _foreign_signs(text: str, tokens: Sequence[Token]) -> Iterator[str]:
 
 
 def _is_foreign_constant(word: Token, following: TokenType) -> bool:
-    """Return whether a word looks like the next constant's type, but Spark has no such type."""
+    """Return whether a word stands before a constant like a type, but Spark has no such type."""
     if word.token_type not in SparkSQL.Parser.TYPE_TOKENS or following not in (
         *_TEXTS,
         TokenType.NUMBER,

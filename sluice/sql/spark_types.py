@@ -43,7 +43,7 @@ def is_type(tokens: Sequence[Token], place: int) -> bool:
 
 
 class _Reader:
-    """Reads tokens one after the other. A method that returns False may have read some of them."""
+    """Reads tokens one after the other. A method that returns False may have read some tokens."""
 
     def __init__(self, tokens: Sequence[Token], place: int) -> None:
         self._tokens = tokens
@@ -115,7 +115,7 @@ class _Reader:
     def _numbers(self) -> list[int]:
         """Return the numbers of `(10, 2)`.
 
-        If something else comes next, nothing is read, and there are no numbers.
+        If the next tokens are not such numbers, read nothing and return an empty list.
         """
         before, numbers = self._place, list[int]()
         sign = "("

@@ -214,7 +214,7 @@ _NULL = TypedExpression(exp.Null(), exp.Null, Signature(VOID, ()), ())
 def type_of(expression: str | exp.Expr, types: Types) -> str:
     """Return the Spark SQL type of an expression over columns of these types.
 
-    Return an empty text if unknown or always null.
+    Return an empty text if the type is unknown, or if the result is always null.
     """
     kind = structure_of(expression, types)
     if is_complete(kind):

@@ -71,7 +71,7 @@ def wide_decimal(kinds: Iterable[tuple[int, int]]) -> tuple[int, int]:
 
 
 def known_types(kinds: Iterable[str]) -> list[str]:
-    """Return the different types, without that of NULL: NULL can be converted to all types."""
+    """Return the different types, but not VOID, because NULL can be converted to all types."""
     return [kind for kind in dict.fromkeys(kinds) if kind != VOID]
 
 

@@ -74,7 +74,7 @@ def begins_operand(before: Token) -> bool:
 
 
 def is_infix_word(token: Token) -> bool:
-    """Return whether a token is a word between two operands. Names must be marked before."""
+    """Return whether a token is a word between operands, with names marked by `tokenize`."""
     return token.token_type is not TokenType.VAR and _word(token) in _INFIX_WORDS
 
 

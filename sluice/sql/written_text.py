@@ -1,4 +1,4 @@
-"""Finds the author's text of a part, for errors: sqlglot would write `date_sub` as `DATE_ADD`."""
+"""Finds the author's text for a part of an expression, because sqlglot may write other text."""
 
 from __future__ import annotations
 

@@ -68,8 +68,8 @@ def database_url(text: str) -> URL:
         ) from None
     backend = url.get_backend_name()
     if backend == "postgresql":
-        # `postgres_connection` ends waits for a server that no longer answers. It can do so only
-        # with psycopg.
+        # `postgres_connection` ends waits for a server that no longer answers. This works only with
+        # psycopg.
         return url.set(drivername="postgresql+psycopg")
     if backend == "sqlite" and url.database:
         return url
@@ -140,7 +140,7 @@ def advice(reason: str) -> str:
 
 
 def import_dialect(address: str) -> None:
-    """Import what a database's address needs, so that processes forked from this one need not.
+    """Import the modules for a database's address, so that forked processes need not do so.
 
     Raise SettingsError if the address is invalid.
     """
@@ -265,16 +265,17 @@ def transaction(engine: Engine) -> Iterator[Connection]:
 
 def insert_of(dialect: str) -> Callable[..., Any]:
     """Return the function `insert` of a dialect. Its statements can also update existing rows."""
-    # Importing both dialects would take 25 ms, and a process needs only that of its database.
+    # Importing both dialects would take 25 ms, and a process needs only the dialect of its own
+    # database.
     insert: Callable[..., Any] = import_module(f"sqlalchemy.dialects.{dialect}").insert
     return insert
 
 
 @contextmanager
 def reading(engine: Engine) -> Iterator[Connection]:
-    """Yield a read transaction whose statements all see the database as the first one does."""
-    # By default, each statement in PostgreSQL sees the newest commits. All statements of a
-    # transaction in SQLite see the same state anyway.
+    """Yield a read transaction. All its statements see the database as its first statement does."""
+    # By default, each statement in PostgreSQL sees the newest commits. In SQLite, all statements of
+    # a transaction always see the same state.
     options = {}
     if engine.dialect.name == "postgresql":
         options = {"isolation_level": "REPEATABLE READ"}
@@ -295,8 +296,8 @@ def close_file(url: str) -> None:
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, path: Path, durable: bool) -> None:
-    # Without this setting, Python's driver would begin a transaction by itself before a write, but
-    # none before a read.
+    # Without this setting, Python's driver would begin transactions by itself, and only before a
+    # write.
     connection.isolation_level = None
     # The first access to the file, which raises an error if the file is not a database.
     prepare_to_write(connection, durable=durable)

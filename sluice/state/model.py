@@ -1,8 +1,8 @@
 """Values that the ledger stores and readers see.
 
-A *state row* holds what one aggregation group keeps for one key and window: the values of all
-stores with the same filter, key and window. A worker's *shard* holds versioned state rows; a
-*snapshot* is a pipeline's published batch.
+An aggregation group is all stores with the same filter, key and window. A *state row* holds the
+group's values for one key and window. A worker's *shard* holds versioned state rows; a *snapshot*
+is a pipeline's published batch.
 """
 
 from __future__ import annotations
@@ -173,7 +173,8 @@ class Snapshot(OfGeneration, frozen=True, kw_only=True):
     run: str = ""
     """Airflow's name of the run that published the snapshot; empty for a run without a name."""
     due: int | None = None
-    """Epoch ms from which on a batch without records has something to do; None if there is nothing.
+    """Epoch ms from which a batch has work to do even without records; None if there is no such
+    time.
 
     Such a batch fires wall-clock timers, deletes rows that expire by the clock, or sends results
     because stream time advances with the clock.

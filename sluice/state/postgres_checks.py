@@ -2,7 +2,8 @@
 
 Sluice's connections keep settings and prepared statements for a whole session. A connection pooler
 that gives each transaction another connection, such as PgBouncer with `pool_mode=transaction`,
-would mix them up between connections: a statement would then read the tables of another shard.
+would mix up the settings and statements of several connections. A statement would then read the
+tables of another shard.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _DURABILITY = """SELECT current_setting('fsync'), current_setting('full_page_wri
 
 
 def require_usable(url: URL, what: str, variable: str) -> None:
-    """Raise SettingsError for a pooler of transactions, and StateError for a read-only server.
+    """Raise SettingsError for a pooler in transaction mode, and StateError for a read-only server.
 
     `what` names the content of the database, such as "shards", and `variable` the environment
     variable with its address. Do nothing for SQLite.
@@ -116,14 +117,14 @@ def _is_mixed_up(first: Any, second: Any) -> bool:
     """Return whether two connections share a process, or one connection changes its process."""
     processes: tuple[set[int], set[int]] = (set(), set())
     for _ in range(_ROUNDS):
-        # A pooler that takes its processes in turn then gives one of the connections different
-        # processes, however many it has.
+        # If a pooler takes its processes in turn, this order gives different processes to one of
+        # the connections, however many processes the pooler has.
         for number in (0, 1, 1, 0):
             connection = (first, second)[number]
             (process,) = connection.execute("SELECT pg_backend_pid()", prepare=False).fetchone()
             processes[number].add(process)
-            # Most poolers are recognized after the first two queries. Another query may find no
-            # free process in the pooler.
+            # Check after each query: most poolers are recognized after two queries, and a further
+            # query may find no free process in the pooler.
             if len(processes[number]) > 1 or processes[0] & processes[1]:
                 return True
     return False

@@ -67,11 +67,11 @@ class BoundedConnection(psycopg.Connection[TupleRow]):
         return super().wait(self._watch(gen), *args, **options)
 
     def _watch(self, steps: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
-        """Pass on the steps of a request, while the time limit holds.
+        """Pass on the steps of a request until it ends or the time limit is over.
 
         psycopg resumes the request each tenth of a second while it waits for the server.
 
-        End the request when the server no longer answers.
+        If the server no longer answers, the request ends with an error.
         """
         until = wait_limit()
         heard_at = time.monotonic()
@@ -114,7 +114,7 @@ def connect(
     """Connect to an address: libpq's text, or parameters, which take precedence.
 
     Both take precedence over this module's defaults, such as `CONNECT_SECONDS`. If `session` is
-    given, the session gets its settings and those in `SESSION`. Without it, each transaction must
+    given, the session gets its settings and those in `SESSION`. Otherwise, each transaction must
     call `set_settings` if it needs settings.
     """
     address = {
@@ -127,7 +127,7 @@ def connect(
     if until is not None:
         left = max(_SHORTEST_CONNECT, int(until - time.monotonic()))
         address["connect_timeout"] = min(int(address["connect_timeout"]), left)
-    # With autocommit, the settings need one round trip.
+    # With autocommit, setting the session's parameters takes only one round trip.
     connection = BoundedConnection.connect(autocommit=True, **address)
     connection.address = address
     try:

@@ -58,7 +58,7 @@ def is_over() -> bool:
 
 def too_slow() -> TooSlow:
     """Return the error of a query that has exceeded its time limit."""
-    return TooSlow(f"The query exceeded the limit of {_THREAD.seconds:g} s.")
+    return TooSlow(f"The query exceeded its time limit of {_THREAD.seconds:g} s.")
 
 
 def check_deadline() -> None:
@@ -80,7 +80,7 @@ def acquire(lock: Lock) -> None:
     if lock.acquire(blocking=False):
         return
     left = seconds_left()
-    # A lock waits without a limit for a timeout of -1.
+    # A timeout of -1 means no limit.
     timeout = -1 if left is None else max(left, 0)
     if not lock.acquire(timeout=timeout):
         raise too_slow()
@@ -100,8 +100,8 @@ def held(lock: Lock) -> Iterator[None]:
 def waits_limited(seconds: float | None) -> Iterator[None]:
     """End this thread's waits for PostgreSQL within the block after `seconds` in total.
 
-    With None, a wait ends only if the server is down. If the block is within another block of this
-    kind, the waits end at the earlier of the two times.
+    If `seconds` is None, a wait ends only if the server is down. If the block is within another
+    block of this kind, the waits end at the earlier of the two times.
     """
     before: float | None = getattr(_THREAD, "waits_until", None)
     until = None if seconds is None else time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""Types of NumPy arrays, and the present values of Arrow arrays."""
+"""Types of NumPy arrays, and the values of Arrow arrays that are not null."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Masks secrets: says what is secret in settings and URLs, and shows URLs and texts without it.
+"""Masks secrets: finds the secrets in settings and URLs, and hides them in URLs and texts.
 
 A secret is the password in a URL, and the value of a setting or of a URL's parameter whose name
 says so. A URL is masked by its structure, so that even a short secret is hidden. A text is
@@ -52,7 +52,7 @@ def secrets_of_settings(settings: Mapping[str, str]) -> Iterator[str]:
     """Yield the secrets in settings, and the secrets in URLs that are values of settings."""
     for name, value in settings.items():
         if is_secret(name):
-            # A message may repeat a single line of a key.
+            # A message may repeat a single line of a secret, such as a key.
             yield from (value, *value.splitlines())
             # A log-in is written as USER:PASSWORD.
             if "userinfo" in re.sub("[^a-z]", "", name.lower()):
@@ -93,7 +93,7 @@ def shown_url(url: str) -> str:
 
 
 def without_log_in(url: str) -> str:
-    """Return host, port and path of a URL: what is neither scheme, log-in nor parameters."""
+    """Return host, port and path of a URL, without scheme, log-in and parameters."""
     parts = _URL.fullmatch(url)
     return url if parts is None else parts["place"]
 
@@ -112,7 +112,7 @@ def masked(text: str, secrets: Iterable[str]) -> str:
 
 @lru_cache
 def _words(secrets: frozenset[str]) -> re.Pattern[str] | None:
-    """Return a pattern that matches the secrets that are long enough; None if no secret is."""
+    """Return a pattern that matches the secrets that are long enough; None if all are too short."""
     forms: set[str] = set()
     for secret in secrets:
         for form in _forms(secret):

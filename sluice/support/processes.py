@@ -11,7 +11,7 @@ import psutil
 
 
 def end(processes: Callable[[], Sequence[psutil.Process]], patience_s: float) -> None:
-    """End processes. `processes` is a function that returns those that are still running.
+    """End processes. `processes` is a function that returns the processes that still run.
 
     Send SIGTERM once, and wait up to `patience_s` for all of them to end. Then send SIGKILL to the
     rest. If an exception ends the wait, such as one that a signal's handler raises, send SIGKILL at

@@ -1,4 +1,4 @@
-"""How long a process has waited for a processor: time that a time limit leaves out."""
+"""How long a process has waited for a processor. A time limit does not count this time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ def waited_for_processor(process: int | str = "self") -> float:
     Returns 0.0 if the system does not tell, or if the process has ended.
     """
     try:
-        # The numbers are: time on a processor, time of waiting for one, and the number of turns.
+        # The numbers are: time on a processor, time of waiting for a processor, and the number of
+        # turns.
         numbers = Path(f"/proc/{process}/schedstat").read_text().split()
         return int(numbers[1]) / _NANOSECONDS
     except (OSError, ValueError, IndexError):

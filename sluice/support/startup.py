@@ -16,8 +16,8 @@ def freeze_imports() -> None:
     """Exclude all existing objects from garbage collection.
 
     Airflow's API server has about a million objects. Scanning them blocks all requests for 0.4 s,
-    and under load this happened every second: the 99th percentile of a look-up of a key was 430 ms;
-    with this function, it is 20 to 36 ms. In a state server, scanning takes at least 0.1 s.
+    and under load this happened every second. The 99th percentile of a look-up of a key was 430 ms.
+    With this function, it is 20 to 36 ms. In a state server, scanning takes at least 0.1 s.
     """
     gc.collect()
     gc.freeze()
@@ -28,7 +28,7 @@ def importing() -> Iterator[None]:
     """Collect no garbage while the block imports modules, and exclude them from later collections.
 
     Most objects that an import creates live as long as the program. Python's collector would scan
-    them again and again, which takes a fifth of the time of importing PySpark and Sluice, and a
+    them again and again. This takes a fifth of the time of importing PySpark and Sluice, and a
     third of a second when the program ends.
     """
     atexit.register(gc.freeze)

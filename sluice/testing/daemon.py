@@ -1,4 +1,4 @@
-"""Spark's Python daemon in tests. It forks processes, which import test modules for their steps."""
+"""Spark's Python daemon in tests: forks the processes, which import test modules."""
 
 import gc
 from contextlib import suppress

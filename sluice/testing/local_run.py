@@ -84,7 +84,7 @@ class LocalRun(PipedRun):
         self._begin_with(local_query(job, self._settings, self.partitions))
 
     def process(self, records: list[str]) -> None:
-        # Like a query of Spark, a run that has failed does not go on with later records.
+        # After a failure, process no later records, as a query of Spark would not.
         if self._failed is not None:
             raise self._failed
         self.keep_headers(records)
@@ -110,8 +110,8 @@ class PipedRows:
 
     @classmethod
     def of(cls, query: ArrowQuery, records: Sequence[str], start: BatchStart) -> Self:
-        # A task makes one Arrow batch of the consecutive records of a partition. The records are
-        # sorted by partition, so that they make few Arrow batches, even if a test pipes them into
+        # A task makes one Arrow batch of the consecutive records of a partition. Sort the records
+        # by partition, so that there are few Arrow batches even if a test pipes records into
         # several topics in turn.
         decoded = [decode_piped(record) for record in records]
         decoded.sort(key=itemgetter("topic", "partition"))

@@ -55,7 +55,7 @@ class PipedRecords:
         """Return the next record of a topic's partition.
 
         Values and keys of type str, bytes or None stay as they are. If the topic's values are JSON,
-        `contract` is their type, and says how a dict is written.
+        `contract` is their type: it decides how a dict is written.
         """
         key_bytes = key if isinstance(key, bytes) else _bytes(key_text(key), None, self._zone)
         record = {

@@ -37,7 +37,7 @@ class Clock(Protocol):
 
 @dataclass
 class MachineClock:
-    """The clock of the machine, and how far a test has advanced it."""
+    """The machine's clock, plus the time `ahead` by which a test has advanced it."""
 
     ahead: int = 0
 
@@ -128,8 +128,7 @@ class PipedRun:
     def fire_timers(self) -> None:
         """Run a batch without records if a wall-clock timer is due.
 
-        After that, run further batches as long as results become due because stream time advances
-        with the clock.
+        Stream time may advance with the clock. As long as results become due, run further batches.
         """
         due = self._idle_time.next_batch
         if due is not None and due <= self.clock.now():

@@ -37,7 +37,7 @@ _EXACT = (bytes, date, datetime, Decimal, UUID)
 class RegisteredRecords:
     """The formats of a job's topics, and the registry of the test.
 
-    The registry has the schemas of the pipeline from the beginning.
+    The registry has the pipeline's schemas before the first record.
     """
 
     registry: MemoryRegistry

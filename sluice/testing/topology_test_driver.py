@@ -80,8 +80,8 @@ class Output:
 
 
 _MOST_ROUNDS = 1_000
-"""The largest number of batches of one `commit`, if each batch reads what the previous batch has
-written."""
+"""The largest number of batches of one `commit` in which each batch reads the previous batch's
+output."""
 _LONGEST_MS = 2**63 // 1_000
 """The limit of timestamps, because Spark stores microseconds in 64 bits."""
 
@@ -123,8 +123,8 @@ class TopologyTestDriver:
         self.home = Path(tempfile.mkdtemp(prefix="sluice-test-", dir=memory_folder()))
         """The folder of the ledger and the shards, as in SLUICE_HOME. The driver deletes it at the
         end."""
-        # Clean up at exit even if the pipeline is rejected below, or a task still writes after its
-        # query has stopped.
+        # Clean up at exit, too: the pipeline may be rejected below, or a task may still write after
+        # its query has stopped.
         atexit.register(shutil.rmtree, self.home, ignore_errors=True)
         url = f"{MEMORY}{self.home}"
         self._settings = _settings(self.home, database, connections or {}, url)
@@ -267,7 +267,7 @@ class TopologyTestDriver:
     def commit(self) -> None:
         """Process all records that were piped after the last batch, as one batch.
 
-        If the pipeline also reads a topic that it writes, more batches follow, until one writes
+        If the pipeline also reads a topic that it writes, more batches follow, until a batch writes
         nothing to this topic.
         """
         for _ in range(_MOST_ROUNDS):
@@ -409,7 +409,7 @@ class TopologyTestDriver:
         return headers
 
     def counts(self) -> dict[str, int]:
-        """Return what happened to how many records: `read`, `applied`, `late/STORE` and so on."""
+        """Return how many records had which outcome: `read`, `applied`, `late/STORE` and so on."""
         self.commit()
         return dict(self._run.counts)
 
@@ -547,8 +547,8 @@ def shared_session() -> SparkSession:
     # The default sizes are too small for Spark: the JVM would collect all garbage after every few
     # thousand classes that it loads, and would remove compiled code that it needs again soon.
     options = [*QUICK_JVM, "-XX:MetaspaceSize=256m", "-XX:ReservedCodeCacheSize=200m"]
-    # Delta Lake's jars are not on the class path, so the session uses the archive of runs without
-    # Delta tables.
+    # This JVM starts without Delta Lake's jars, so it can use the JVM archive (`SharedArchiveFile`)
+    # of runs without Delta tables.
     archive = archive_file(folder, [])
     if archive.is_file():
         options.append(f"-XX:SharedArchiveFile={archive}")

@@ -30,13 +30,13 @@ _NAMES = {
     "streams": ("Processed", "Stream"),
     "tables": ("GlobalTable", "Table"),
 }
-"""Module of this package → its names that are also this package's."""
+"""Module of this package → the names in it that the package exports."""
 _MODULES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    # Names are imported on demand: a command that gives its run to a warm driver only reads how
-    # the pipeline is run, and importing all that a pipeline may consist of takes 0.15 s.
+    # Names are imported on demand, because importing them all takes 0.15 s. A command that hands
+    # its run to a warm driver needs only the options with which the pipeline is run.
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_MODULES[name]), name)

@@ -20,7 +20,7 @@ def require_choice(where: str, name: str, value: Any, literal: Any) -> None:
 
 def require_instance(where: str, value: Any, types: type | tuple[type, ...], expected: str) -> None:
     """Raise TopologyError unless `value` is an instance of one of the types."""
-    # For Python, True is an int. An author who writes it has made a mistake.
+    # For Python, True is an int, but an author who passes True has made a mistake.
     if not isinstance(value, types) or (types is int and isinstance(value, bool)):
         raise TopologyError(f"{where}: expected {expected}, got {type(value).__name__}: {value!r}.")
 

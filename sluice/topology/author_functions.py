@@ -25,11 +25,10 @@ def with_key(
 ) -> Function:
     """Return `function` in a form that is always called with the key as the first argument.
 
-    `function` takes `arguments`, of which the last is the value, with or without the key before
-    them. Raises TopologyError if the function takes other arguments, is async without
-    `may_be_async`, or is a generator without `may_yield`. Raises TopologyError, too, if the
-    function declares the value as a Struct other than `value_type`, which is None for plain JSON
-    data.
+    `function` takes `arguments`, or the key and then `arguments`. The last of these is the value.
+    Raises TopologyError if the function takes other arguments, is async without `may_be_async`, or
+    is a generator without `may_yield`. Raises TopologyError, too, if the function declares the
+    value as a Struct other than `value_type`, which is None for plain JSON data.
     """
     allowed = {"may_yield": may_yield, "may_be_async": may_be_async}
     if _accepts(where, function, arguments, **allowed):
@@ -93,7 +92,7 @@ def require_value_type(where: str, function: Any, position: int, value_type: Any
     checked.
     """
     struct = _value_in(declared_type(function, position))
-    # A value of a TypedDict is a dict, which any TypedDict with its fields describes.
+    # The values of a TypedDict are dicts, so any TypedDict with the same fields fits.
     is_contract = contracts.is_class_with_fields(struct) and not is_typeddict(struct)
     if value_type is Any or struct is Record or not is_contract:
         return
@@ -177,7 +176,7 @@ def _accepts(
     except TypeError:
         return False
     except ValueError:
-        # Some built-in functions have no signature, so nothing can be said about their arguments.
+        # Some built-in functions have no signature, so their arguments cannot be checked.
         return True
     return True
 

@@ -82,7 +82,7 @@ def looked_up_table(
 def answers_name(
     pipeline: Graph, where: str, name: str | None, function: Callable[..., Any]
 ) -> str:
-    """Return the name under which a function's answers are recorded, by default its own name.
+    """Return the name under which a function's answers are recorded: by default, its own name.
 
     Raises TopologyError if the function has no name, or if another step has the name.
     """

@@ -48,7 +48,7 @@ def text(pipeline: Drawn) -> str:
 
 
 def _idle_settings(pipeline: Drawn) -> list[str]:
-    """Describe what happens to stream time while topics are silent."""
+    """Describe the settings for stream time while topics have no new records."""
     settings = []
     if pipeline.idle_timeout_ms is not None:
         settings.append(
@@ -69,7 +69,7 @@ def svg(pipeline: Drawn) -> str:
     """Return the topology as an SVG, with sources on the left and each step right of its input.
 
     The group of each node has the node's number, the numbers of its inputs, its name and its place
-    in the author's file. From these, other programs can draw the topology anew.
+    in the author's file. From this data, other programs can draw the topology themselves.
     """
     place = _layout(pipeline)
     width = max(x for x, _ in place.values()) + _BOX + 20
@@ -112,8 +112,8 @@ def _layout(pipeline: Drawn) -> dict[int, tuple[int, int]]:
             tables.append(node)
         else:
             next_row = put(node, 0, next_row)
-    # A table that only joins look up is placed to the left of these joins. They may follow
-    # another table, so the tables with steps are placed first.
+    # A table that only joins look up is placed to the left of these joins. Such a join may itself
+    # follow another table, so place the tables that steps follow first.
     tables.sort(key=lambda table: not _successors(pipeline, table))
     for table in tables:
         left_edges: list[int] = []

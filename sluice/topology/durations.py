@@ -38,8 +38,7 @@ def milliseconds(duration: Duration) -> int:
             )
         return ms
     text = str(duration).strip().lower()
-    # Without the replacement, `250 ms` would match as 250 of the unit `m`, with the `s` of a
-    # plural.
+    # Replace `ms`: the pattern would read `250 ms` as the plural of `250 m`, which is 250 minutes.
     match = re.fullmatch(r"([0-9]+)\s*([a-z]+?)s?", text.replace("ms", "millisecond"))
     if match is None or match[2] not in UNITS:
         if CALENDAR_SIZE.fullmatch(text):
@@ -57,10 +56,9 @@ def milliseconds(duration: Duration) -> int:
 
 
 _LONGEST_DAYS = 100_000_000
-"""The longest duration. With longer windows, the ends of windows in microseconds would not fit into
-64 bits."""
+"""The longest duration. The ends of longer windows, in microseconds, would not fit into 64 bits."""
 DIGITS = 30
-"""Only so many digits of a number are parsed. A longer number is too large in every unit, and
+"""The most digits of a number that are parsed. A longer number is too large in every unit, and
 Python refuses to parse thousands of digits."""
 
 

@@ -1,4 +1,4 @@
-"""When the rows of a table expire, as authors declare it."""
+"""The times at which the rows of a table expire, as authors declare them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Checks SQL expressions for a topology: whether they are valid, and which types they have.
 
-Importing the parser takes as long as importing all the rest of a topology, and a pipeline of Python
-functions does not need the parser. The functions of this module import it when they are called. No
-other module of the topology imports `sluice.sql`.
+Importing the parser takes as long as importing everything else that a topology needs. A pipeline
+that uses only Python functions does not need the parser. The functions of this module import it
+when they are called. No other module of the topology imports `sluice.sql`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def require_valid(
 ) -> None:
     """Raise TopologyError unless `text` is SQL over the readable columns, of the needed type.
 
-    `types` are the types of the columns as far as they are known, also from computed fields.
+    `types` are the known types of the columns and of computed fields.
     """
     from sluice.sql import aggregate_expressions, expression_checks, parsed_expression
     from sluice.sql.dialect import PARSE_ERRORS
@@ -62,8 +62,8 @@ def require_valid(
             "or use a Python function.",
         ) from error
     except TopologyError as error:
-        # SQL reads a field such as `order-id` as a difference, so the error is about fields
-        # `order` and `id`, which the author does not have.
+        # SQL reads a field such as `order-id` as a difference. The error then names fields `order`
+        # and `id`, which do not exist.
         if advice := parsed_expression.backticks_for(text, readable):
             raise TopologyError(
                 error.detail,
@@ -75,7 +75,7 @@ def require_valid(
 def type_of(text: str, types: Mapping[str, str]) -> str:
     """Return the Spark SQL type of an expression over columns of these types.
 
-    Return an empty text if unknown or always null.
+    Return an empty text if the type is unknown, or if the result is always null.
     """
     from sluice.sql import typed_expression
 

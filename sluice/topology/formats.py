@@ -73,19 +73,18 @@ def Avro(  # noqa: N802  (reads as a type)
     """Return a serde of values in Avro whose schemas are in a schema registry.
 
     `value` is the class of the values, such as `Avro(Order)`, or a subject, such as
-    `Avro("orders-value")`, whose schema `sluice schema pull orders-value` has written to the folder
-    `schemas` beside the pipeline's file. Each record that is read is decoded by the schema that it
-    names, and then resolved against the class, as Avro resolves a writer's schema against a
-    reader's.
+    `Avro("orders-value")`. For a subject, the schema must be in the folder `schemas` beside the
+    pipeline's file, where `sluice schema pull orders-value` writes it. Each record that is read is
+    decoded by the schema that it names, and resolved against the class as Avro resolves it.
 
-    Records are written with the schema that follows from the class, which the subject must have:
-    see `sluice schema push`. With `register=True`, a run registers this schema. `version` is a
-    number or "latest", and `metadata` chooses the latest version with this metadata; records are
-    then written with that version. The subject is `TOPIC-value`. With `strategy="record"`, it is
-    the record's name in the `namespace`; with `"topic_record"`, it consists of the topic's and the
-    record's name. `subject` sets another subject. With `schema_in="header"`, written records name
-    their schema in the header `__value_schema_id`. Records can be read with the schema in this
-    header or at the beginning of the value.
+    Records are written with the schema that follows from the class. The subject must have this
+    schema: see `sluice schema push`. With `register=True`, a run registers the schema. `version` is
+    a number or "latest", and `metadata` chooses the latest version with this metadata; records are
+    then written with that version. By default, the subject is `TOPIC-value`. With
+    `strategy="record"`, the subject is the record's name in the `namespace`; with `"topic_record"`,
+    it is made of the topic's and the record's name. `subject` sets another subject. With
+    `schema_in="header"`, written records name their schema in the header `__value_schema_id`.
+    Records that are read may name their schema in this header or before the value.
     """
     chosen = RegistryFormat(
         kind="AVRO",
@@ -105,8 +104,8 @@ def Avro(  # noqa: N802  (reads as a type)
         node = parse(schema)
         record = _name_of(node)
     except TopologyError as error:
-        # Values of such a class can still be read. Only a schema to write cannot be derived from
-        # it.
+        # Values of such a class can still be read, but not written, because no schema can be
+        # derived from the class.
         problem, advice = error.detail, error.next_step
     of_class = replace(chosen, schema=schema, problem=problem, advice=advice, record=record)
     return _serde(value, of_class)
@@ -206,7 +205,7 @@ def _json_schema_of(called: str, value: Any) -> str:
             f"{called}({contracts.name_of(value)}): {sentence(error)}",
             next_step="Declare the values as a class whose fields have types of JSON Schema.",
         ) from None
-    # Some registries find the kind of a schema only by the name of its version.
+    # Some registries recognize a JSON Schema only by its `$schema`.
     declared = {"$schema": _JSON_SCHEMA, **_with_numbers(own)}
     return msgspec.json.encode(declared, order="sorted").decode()
 
@@ -244,7 +243,8 @@ def _of_subject(called: str, subject: str, chosen: RegistryFormat, message: str 
         aliases=aliases_of(node),
         enum_defaults=enum_defaults_of(node),
         references=pulled.references,
-        # A registry takes a schema that refers to others only with their subjects and versions.
+        # A registry accepts a schema that refers to other schemas only together with their subjects
+        # and versions.
         registers=chosen.registers and not pulled.references,
     )
     return _serde(contract, of_schema)
@@ -301,8 +301,8 @@ def JsonSchema(  # noqa: N802  (reads as a type)
     `value` is the class of the values, or a subject whose schema `sluice schema pull` has written,
     as for `Avro`. Values are decoded by the class, as other JSON is. With `validate=True`, values
     that are read are also checked against the schema that they name, and written values against the
-    schema with which they are written. Reading and writing then take many times as long. The
-    other parameters are those of `Avro`.
+    schema with which they are written. Reading and writing then take many times as long. The other
+    parameters are those of `Avro`.
     """
     chosen = RegistryFormat(
         kind="JSON",

@@ -64,7 +64,7 @@ class Graph:
         return store in self.keep_headers
 
     def part(self, names: Collection[str]) -> Self:
-        """Return a pipeline with only these steps and stores and everything upstream of them."""
+        """Return a pipeline of only these steps and stores, and of everything upstream of these."""
         pending = [node for node in self.nodes if node.name in names]
         kept: set[nodes.Node] = set()
         while pending:

@@ -126,9 +126,8 @@ class Grouped(Generic[V]):
                 require_callable(at, function)
                 called[name] = function
             else:
-                # The declared types of functions that take something else than one value of the
-                # stream are not checked: a merger takes two aggregates, and other functions may
-                # take a list.
+                # Check declared types only if the function takes one value of the stream. A merger
+                # takes two aggregates, and other functions may take a list.
                 value_type: Any = self.parent.contract
                 if takes_list or name == "merger":
                     value_type = Any
@@ -158,7 +157,7 @@ class Grouped(Generic[V]):
         if subtractor is not None:
             subtract = self._function(where, subtractor, "aggregate", "value", value_type=contract)
         shape = Shape.single() if contract is None else self.parent.shape
-        # Two sessions merge by reducing their results as if they were two values.
+        # To merge two sessions, reduce their two results like values.
         merge = add if subtractor is None else None
         python = nodes.PythonAggregate(None, add, subtract, merge, contract, contract, shape)
         return self._add_store(store, {}, shape, contract, python=python, on_error=on_error)
@@ -234,9 +233,8 @@ class GroupedStream(Grouped[V]):
         record can change the result any more. Queries of the store still find the results of open
         windows. With `early="10 seconds"` in addition, later steps also get early results, while a
         window is open. After a change of the window, the window's result is sent when stream time
-        is 10 seconds past this change. The result includes the changes that have come meanwhile;
-        the next change begins a new wait. The header `window_result` of each result is `early` or
-        `final`.
+        is 10 seconds past this change. The result includes all changes up to then; the next change
+        begins a new wait. The header `window_result` of each result is `early` or `final`.
         """
         where = self.parent._where("windowed_by")
         if self.history_ms is not None:
@@ -607,7 +605,7 @@ class CogroupedStreams(Generic[R]):
 
 
 def _columns_of(parts: Sequence[nodes.CogroupedStream]) -> dict[str, str]:
-    """Return cogrouped streams' columns, each with its text in the first stream that has it."""
+    """Return the columns of cogrouped streams, each with the SQL of its first stream."""
     columns: dict[str, str] = {}
     for part in parts:
         for name, text in part.columns.items():

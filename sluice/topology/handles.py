@@ -1,6 +1,6 @@
 """Handles, through which authors see nodes.
 
-This module has the methods and types that streams and tables share.
+This module has the common base of the handles of streams and tables.
 
 Every Python function is called with the record's value, or with key and value if it takes two
 arguments. An aggregating function also takes the current aggregate, before the value. The value is
@@ -58,8 +58,8 @@ Key: TypeAlias = Any
 Partitioner: TypeAlias = (
     Callable[[Any], int] | Callable[[Key, Any], int] | Callable[[Key, Any, Headers], int]
 )
-"""Gives the number of a record's partition, from its value as plain JSON data, from key and value,
-or from key, value and headers."""
+"""Gives the number of a record's partition. Takes the record's value as plain JSON data, key and
+value, or key, value and headers."""
 
 
 class Handle(Generic[V]):
@@ -273,7 +273,7 @@ class Handle(Generic[V]):
     def _require_cycle(self, where: str, topic: str) -> None:
         """Raise TopologyError unless the pipeline reads and writes the topic.
 
-        It must write the topic in the transaction of each batch.
+        The pipeline must write the topic in the transaction of each batch.
         """
         sources = self.pipeline.nodes_of(nodes.Source)
         if topic not in [source.topic for source in sources]:

@@ -52,8 +52,8 @@ _made: ContextVar[list[tuple[Pipeline, frozenset[str]]] | None] = ContextVar("ma
 def pipelines_made_by(file: Path) -> Iterator[list[Pipeline]]:
     """Collect the pipelines that the code of a file makes while the `with` block runs.
 
-    A pipeline counts even if no variable holds it. If the file imports another module, the
-    pipelines that the other module makes do not count.
+    A pipeline that no variable holds is collected, too. Pipelines that an imported module makes are
+    not collected.
     """
     made: list[tuple[Pipeline, frozenset[str]]] = []
     pipelines: list[Pipeline] = []
@@ -76,9 +76,9 @@ class Pipeline(Graph):
     clock cannot close the windows of all keys. By default, a window closes when the stream time of
     every partition has reached the window's end plus grace. With `idle_timeout`, a partition that
     has had no record for this duration no longer delays the closing of windows. By default, only
-    records advance stream time. With `advance_when_idle`, a step's stream time advances with the
-    clock once all topics that the step reads have had no record for this duration, so that windows
-    close and time limits pass without records.
+    records advance stream time. With `advance_when_idle`, a step's stream time also advances with
+    the clock, once all topics that the step reads have had no record for this duration. Windows
+    then close, and time limits pass, without records.
 
     A run ends when it has read all records. With `linger`, the run first waits for new records, and
     processes them at once; it ends when no record has come for this duration. While a run waits,
@@ -111,9 +111,9 @@ class Pipeline(Graph):
     closed: no record can change the window's results any more, in any partition. The store must
     aggregate a stream in tumbling or hopping windows.
 
-    The fields that other pipelines read in this pipeline's topics and stores are an interface. A
-    run, a rebuild or a deployment of a change that breaks it is refused, unless `may_break` names
-    these pipelines.
+    The fields that other pipelines read in this pipeline's topics and stores are an interface. If a
+    change of this pipeline would break another pipeline, its run, rebuild or deployment is refused,
+    unless `may_break` names the other pipeline.
     """
 
     def __init__(
@@ -418,9 +418,9 @@ class Pipeline(Graph):
     def store_of(self, pipeline: str, store: str, *, value: type[R]) -> StoreOf[R]:
         """Return a store of another pipeline, in which `Stream.lookup_in` looks records up.
 
-        No topic is between the pipelines: records are read from the other pipeline's newest
-        published snapshot. `value` is the type of the store's values, or a Struct with some of
-        their fields. A run compares it with the type that the other pipeline has published.
+        No topic connects the pipelines: records are read from the other pipeline's newest published
+        snapshot. `value` is the type of the store's values, or a Struct with some of their fields.
+        A run compares `value` with the type that the other pipeline has published.
         """
         where = f"store_of at {source_line()}"
         for what, name in (("pipeline", pipeline), ("store", store)):

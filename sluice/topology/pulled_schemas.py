@@ -1,7 +1,8 @@
 """Schemas that `sluice schema pull` has written beside a pipeline's file.
 
-A file is loaded again and again, by Airflow among others, and must never wait for the registry. So
-the schema that the pipeline is checked against is in a file that is versioned with the pipeline.
+Airflow, among others, loads a pipeline's file again and again, and must never wait for the
+registry. The pipeline is therefore checked against a schema in a file, which is versioned with the
+pipeline.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def pulled_schema(where: str, subject: str) -> RegisteredSchema:
     """Read the schema of a subject for the file that is being loaded."""
     folder = _folder_of_caller()
     path = file_of(folder, subject)
-    # On the hosts of executors, Spark puts the files of a run into one folder, so look there, too.
+    # On the hosts of Spark executors, Spark puts all files of a run into one folder, so look there,
+    # too.
     for place in (path, folder / path.name):
         if place.is_file():
             return read_file(place)

@@ -19,7 +19,7 @@ _NUMBERS = ("TINYINT", "SMALLINT", "INT", "BIGINT", "FLOAT", "DOUBLE", "DECIMAL"
 def require_writable(
     where: str, serde: Serde[Any], fields: Mapping[str, str], *, is_scalar: bool
 ) -> None:
-    """Raise TopologyError if values with these fields surely do not fit the serde's contract."""
+    """Raise TopologyError if values with these fields certainly do not fit the contract."""
     values = serde.encode
     if not isinstance(values, RegistryFormat) or values.is_chosen:
         return

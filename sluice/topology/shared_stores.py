@@ -17,4 +17,4 @@ class StoreOf(Generic[V]):
 
     shared: SharedStore
     value: Contract
-    """The type of the store's values, or of the fields of them that are read."""
+    """The type of the store's values, or a type with only the fields that are read."""

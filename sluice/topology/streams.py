@@ -80,11 +80,11 @@ class Stream(Handle[V]):
         `PostgresTable` or a `DeltaTable`. `value=str` writes a value that is a str as plain text; a
         Serde encodes values with its `encode`. `key` is a function that encodes the key.
         `partition` is a function from the value, from key and value, or from key, value and
-        headers, to the number of the record's partition, which is taken modulo the topic's number
-        of partitions; by default, it is Kafka's hash of the key, as in Java. `cycle=True` allows a
-        topic that the pipeline itself reads: a later batch reads the written records. `on_error`
-        applies to records that cannot be encoded, that the topic does not accept, or that do not
-        fit the table.
+        headers, to a number. The record's partition is this number modulo the topic's number of
+        partitions. By default, the number is Kafka's hash of the key, as in Java. `cycle=True`
+        allows a topic that the pipeline itself reads: a later batch reads the written records.
+        `on_error` applies to records that cannot be encoded, that the topic does not accept, or
+        that do not fit the table.
         """
         self._sink(topic, value, key, partition, cycle=cycle, on_error=on_error)
 
@@ -1003,10 +1003,10 @@ class Stream(Handle[V]):
         """Count the records for which an SQL condition is not true; return the stream unchanged.
 
         `at_most` is the number of records of a batch that may break the expectation, or a share of
-        the batch's records that reach this step, from 0.0 to 1.0. If more records break it,
-        `on_breach="warn"` shows the pipeline as degraded until a batch keeps the expectation, and
-        `on_breach="fail"` ends the run before anything of the batch is published. `name` is the
-        expectation's name in counts and metrics; the default is the condition.
+        the batch's records that reach this step, from 0.0 to 1.0. If more records break the
+        expectation, `on_breach="warn"` shows the pipeline as degraded until a batch keeps the
+        expectation, and `on_breach="fail"` ends the run before anything of the batch is published.
+        `name` is the expectation's name in counts and metrics; the default is the condition.
 
         A null condition, and a condition without a result, such as `1 / 0 > 0`, is not true. An
         expectation changes no results, so it can be added and removed without a rebuild.
@@ -1180,10 +1180,9 @@ class Stream(Handle[V]):
         the kinds `message` and `transaction`, and records without a value, are filtered out. For a
         record of the kind `truncate`, `on_error` decides what happens.
 
-        With `check_old`, Sluice compares a change's old row, unless the change has none, with the
-        row that the table has for the key. If the two rows differ, `check_old="count"` counts the
-        change as `old_differs/STEP` and applies it. With `check_old="reject"`, `on_error` decides
-        what happens to the change.
+        With `check_old`, Sluice compares each change's old row, if any, with the table's row for
+        the key. If the two rows differ, `check_old="count"` counts the change as `old_differs/STEP`
+        and applies it. With `check_old="reject"`, `on_error` decides what happens to the change.
         """
         where = self._where("apply_changes")
         if {"kind", "old", "new"} - self.fields.keys():
@@ -1319,8 +1318,9 @@ class Stream(Handle[V]):
             return self._joined(other, "stream-stream", how, window=window, on_error=on_error)
         if on is None:
             require_same_windows(where, [self.node, other.node])
-        # A record gets the table's row as of its own time, so no window is needed. A change of the
-        # table emits nothing, so how="outer" could not emit the table's unmatched rows.
+        # A record is joined with the table's row as of the record's own time, so no window is
+        # needed. Changes of the table emit nothing, so how="outer" could not emit the table's
+        # unmatched rows.
         if window is not None or how == "outer":
             raise TopologyError(
                 f"{where}: a join of a stream and a table takes no window, "
@@ -1557,7 +1557,7 @@ class Stream(Handle[V]):
     def _readable_tables(self, where: str, tables: Any) -> Mapping[str, Table[Any]]:
         """Return the tables that a processor can read.
 
-        Raises TopologyError if it cannot read one of them.
+        Raises TopologyError if the processor cannot read one of the tables.
         """
         arguments.require_instance(where, tables, Mapping, "tables={name: table}")
         for name, table in tables.items():
@@ -1660,7 +1660,7 @@ class Stream(Handle[V]):
     ) -> Function:
         """Return a step's function, as the engine calls it.
 
-        Raises TopologyError if it does not take the stream's values.
+        Raises TopologyError if the function does not take the stream's values.
         """
         where = self._where(step)
         if is_sql_allowed and not callable(function):

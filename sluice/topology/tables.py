@@ -100,8 +100,8 @@ class Table(Handle[V]):
         """Turn the table's changes into records with the fields `kind`, `old` and `new`.
 
         `kind` is insert, update or delete. `old` is the row's value before the change and null for
-        an insert; `new` is its value after the change and null for a deletion. In an update, both
-        can be the same.
+        an insert; `new` is its value after the change and null for a deletion. In an update, `old`
+        and `new` can be equal.
         """
         if isinstance(self, GlobalTable):
             raise TopologyError(
@@ -236,7 +236,7 @@ class Table(Handle[V]):
     def _as_stream(self) -> Stream[V]:
         """Return a stream after the same node.
 
-        Its methods add nodes for Python functions, and tables need the same nodes.
+        The stream's methods add the nodes for Python functions, and a table needs the same nodes.
         """
         return self._stream(self.node, self.shape, self.contract)
 
@@ -254,7 +254,7 @@ class Table(Handle[V]):
     def group_by(self, key: str | Sequence[str]) -> GroupedTable[V]:
         """Group the rows by an SQL expression.
 
-        When a row's group key changes, the row moves to the other group.
+        When a row's group key changes, the row moves to the group of the new key.
 
         A list of fields, such as `["shop", "item"]`, means a struct of these fields. The rows of a
         windowed table can be grouped by `_window_start`, for example to find the best key of each
@@ -295,7 +295,7 @@ class Table(Handle[V]):
         kind = "table-table" if on is None else "foreign-key"
         if isinstance(other, GlobalTable):
             kind = "lookup"
-        # Kafka Streams has outer joins only of two tables by their keys.
+        # For tables, Kafka Streams has outer joins only by the key of both tables.
         if how == "outer" and kind != "table-table":
             raise TopologyError(
                 f"{where}: how='outer' needs two tables joined by key.",

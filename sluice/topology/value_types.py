@@ -15,7 +15,7 @@ from sluice.values.sql_types import compact, element_type, is_complete
 def shape_of_expression(text: str, types: Mapping[str, str]) -> Shape:
     """Return the shape of an expression's results.
 
-    Its type decides whether SQL after it reads fields, or a single value.
+    The expression's type decides whether later SQL reads fields or a single value.
     """
     return _shape_of_type(structure_of(text, types))
 

@@ -37,9 +37,8 @@ year"`."""
 
 _SHORTEST_MONTH_DAYS = 28
 _MOST_YEARS = 1_000
-"""The most years that a window by a time zone's clocks may have. A window of 2,000 years that
-contains 1970, for example, could begin before the year 1, which Python's datetimes cannot
-express."""
+"""The longest window by a time zone's clocks, in years. A window of 2,000 years that contains 1970,
+for example, could begin before the year 1, which Python's datetimes cannot express."""
 
 
 def tumbling(
@@ -95,7 +94,7 @@ def hopping(
         window = Window(length.ms, grace_ms, period.ms)
         _require_few_windows(window, window.overlap)
         return _valid(window, "size", length.ms)
-    # Months differ in length, so a size in days is not a whole number of advances in months.
+    # A size in days cannot be a multiple of an advance in months, because months differ in length.
     whole, part = (length.months, period.months) if period.months else (length.ms, period.ms)
     if whole < part or whole % part:
         raise TopologyError(
@@ -109,8 +108,8 @@ def hopping(
 
 
 _MOST_OVERLAPPING = 100_000
-"""The most windows that a record may be in. With more, a batch would not fit into memory; the
-author has probably written a wrong unit."""
+"""The most windows that a record may be in. If a record is in more windows, a batch does not fit
+into memory, and the author has probably written a wrong unit."""
 
 
 def _require_few_windows(window: TimeWindow, overlapping: int) -> None:
@@ -180,8 +179,8 @@ def last_records(number: int) -> CountWindow:
 
 
 _MOST_LAST_RECORDS = 10_000
-"""The most records of `last_records`. With more, each result would be slow to compute, and a key's
-state large."""
+"""The most records of `last_records`. With more records, each result would be slow to compute, and
+a key's state would be large."""
 
 
 def _valid_count(window: CountWindow) -> CountWindow:
@@ -249,7 +248,8 @@ W = TypeVar("W", Window, SlidingWindow, SessionWindow)
 def _valid(window: W, name: str, length_ms: int, *, least: int = 1) -> W:
     """Return the window.
 
-    Raises TopologyError if its length, which has this name, or its grace is too short.
+    Raises TopologyError if the window's length or grace is too short. `name` names the length in
+    errors.
     """
     where = f"{window} at {source_line()}"
     _require_length(where, name, length_ms, least)

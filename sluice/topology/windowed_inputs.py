@@ -15,7 +15,7 @@ _MAKE_PLAIN = 'Make a plain key first, for example with to_stream().select_key("
 
 
 def require_same_windows(where: str, inputs: Iterable[nodes.Node]) -> None:
-    """Raise TopologyError unless all inputs' keys have windows of one kind and size, or none."""
+    """Raise TopologyError unless all keys have windows of one kind and size, or no key has one."""
     first, *others = inputs
     window = first.key_window
     for other in others:
@@ -42,9 +42,9 @@ def require_same_windows(where: str, inputs: Iterable[nodes.Node]) -> None:
 def _bounds(window: AnyWindow) -> tuple[object, ...]:
     """Return the properties that must be equal for two definitions to have equal windows."""
     kind = type(window)
-    # Advance and grace do not count: a hopping window can have the bounds of a tumbling window. Nor
-    # do the gaps of sessions, whose `size_ms` is None: sessions with different gaps can have the
-    # same bounds.
+    # Ignore advance and grace, because a hopping window can have the bounds of a tumbling window.
+    # Ignore the gaps of sessions, because sessions with different gaps can have the same bounds;
+    # their `size_ms` is None.
     if isinstance(window, CalendarWindow | CustomWindow):
         return kind, replace(window, grace_ms=0)
     return kind, window.size_ms

@@ -31,7 +31,8 @@ ARGUMENTS: dict[str, tuple[Takes, ...]] = {
     **dict.fromkeys(("bool_and", "bool_or"), ("a condition",)),
     **dict.fromkeys(("bit_and", "bit_or", "bit_xor"), ("a whole number",)),
 }  # fmt: skip
-"""Function → the requirements on each of its arguments. Other functions take anything."""
+"""Function → the requirements on each of its arguments. Other functions take arguments of any
+type."""
 
 SUBTRACTABLE = STATISTICS_OF_ONE | STATISTICS_OF_TWO | {
     "count", "count_distinct", "sum", "avg", "min", "max", "min_by", "max_by", "top",

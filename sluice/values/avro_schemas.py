@@ -172,7 +172,7 @@ class _Parser:
             case {"type": inner}:
                 return self.parse(inner, namespace)
             case _:
-                raise SchemaError(f"{json.dumps(schema)[:80]} is no Avro schema")
+                raise SchemaError(f"{json.dumps(schema)[:80]} is not an Avro schema")
 
     def _named(self, name: str, namespace: str) -> Node:
         full = name

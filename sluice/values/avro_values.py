@@ -44,7 +44,7 @@ from sluice.values.registry_formats import RegistryFormat
 from sluice.values.stored_values import JsonText
 
 Convert: TypeAlias = Callable[[Any], Any]
-"""Turns a value as written into plain data of the contract's type."""
+"""Converts a value, in the writer's type, to plain data of the contract's type."""
 
 UNITS = {"millis": 1_000, "micros": 1_000_000, "nanos": 1_000_000_000}
 """The suffix of a logical type of times → its units in a second."""
@@ -71,7 +71,7 @@ class Aliases:
     by_field: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """`Record.field` → its aliases."""
     enum_defaults: Mapping[str, str] = field(default_factory=dict)
-    """Name of an enum → the symbol that stands for symbols that the contract lacks."""
+    """Name of an enum → the symbol that replaces symbols that the contract lacks."""
 
     @classmethod
     def of(cls, values: RegistryFormat) -> Aliases:
@@ -265,8 +265,8 @@ def _record(node: Record, kind: ObjectType, aliases: Aliases, path: str) -> Conv
 
     if node.may_lack_fields:
         return partial(_present_fields, parts)
-    # Use None in place of `unchanged`: calling it for each field would take longer than all the
-    # rest.
+    # Use None in place of `unchanged`: calling `unchanged` for each field would take longer than
+    # the rest of the conversion.
     converts: list[tuple[str, str, Convert | None]] = []
     for name, written_name, convert, _ in parts:
         if convert is unchanged:

@@ -32,7 +32,7 @@ _1970 = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST_DAY = date(1970, 1, 1).toordinal()
 _BITS = {"int": 31, "long": 63}
 LARGEST_FLOAT = 3.4028235677973366e38
-"""Numbers from this one on are too large for a float of 32 bits."""
+"""This number and larger numbers do not fit into a float of 32 bits."""
 _NULL = Primitive("null")
 
 
@@ -308,7 +308,7 @@ def _decimal(node: Decimals, value: Any, path: str) -> bytes:
 
 
 _MOST_SURE = 10**15
-"""A float below this has few enough digits that its text shows exactly these digits."""
+"""Numbers below this have at most 15 digits, so a float's text shows their exact digits."""
 
 
 def _twos_complement(node: Decimals, unscaled: int, value: Any, path: str) -> bytes:
@@ -337,7 +337,7 @@ def _moment(per_second: int, is_local: bool, value: Any, path: str) -> int:
         return _whole(63, path)(microseconds * (per_second // 1_000_000))
     number, rest = divmod(microseconds, 1_000_000 // per_second)
     if rest:
-        raise UnwritableError(f"{path}: {_shown(value)} has a fraction of a millisecond")
+        raise UnwritableError(f"{path}: {_shown(value)} is not a whole number of milliseconds")
     return number
 
 
@@ -361,7 +361,7 @@ def _time_of_day(per_second: int, value: Any, path: str) -> Any:
     seconds = (moment.hour * 60 + moment.minute) * 60 + moment.second
     number, rest = divmod(seconds * 1_000_000 + moment.microsecond, 1_000_000 // per_second)
     if rest:
-        raise UnwritableError(f"{path}: {_shown(value)} has a fraction of a millisecond")
+        raise UnwritableError(f"{path}: {_shown(value)} is not a whole number of milliseconds")
     return number
 
 
@@ -408,7 +408,7 @@ def _fixed(node: Fixed, value: Any, path: str) -> bytes:
             raise _unfit(value, node, path) from None
     data = _bytes(value, node, path)
     if len(data) != node.size:
-        raise UnwritableError(f"{path}: {len(data)} bytes are no {described(node)}")
+        raise UnwritableError(f"{path}: {len(data)} bytes are not a {described(node)}")
     return data
 
 

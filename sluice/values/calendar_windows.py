@@ -67,12 +67,12 @@ class Period:
 class CalendarWindow:
     """Windows `[start, end)` of `periods` calendar periods; a window begins with each period.
 
-    Periods of milliseconds are counted from midnight of 1 January 1970 on the zone's clocks, weeks
-    from Monday, 5 January 1970, months and years from January 1970, each plus the offset. If the
-    clocks are set forward over the beginning of a period, the period begins later, by as much as
-    the clocks skip. If the clocks are set back and show the beginning twice, the period begins the
-    first time. A period that the clocks skip has no window. A period never begins after its
-    successor.
+    Periods of milliseconds are counted from midnight of 1 January 1970 on the zone's clocks. Weeks
+    are counted from Monday, 5 January 1970; months and years from January 1970. The offset is added
+    to these times. If the clocks are set forward over the beginning of a period, the period begins
+    later, by as much as the clocks skip. If the clocks are set back and show the beginning twice,
+    the period begins the first time. A period that the clocks skip has no window. A period never
+    begins after its successor.
     """
 
     period: Period
@@ -152,13 +152,13 @@ class CalendarWindow:
 
     def _computed_start(self, number: int) -> int:
         local = self._local_start(number)
-        # For a time that the clocks skip, Python's first distance from UTC is that before the
-        # change, and the second is that after the change. For a time that the clocks show twice,
-        # the first distance is that of the first occurrence.
+        # For a time that the clocks skip, `first` is the distance from UTC before the change, and
+        # `second` is the distance after it. For a time that the clocks show twice, `first` is the
+        # distance at the first occurrence.
         first, second = _distances(self.zone, local)
         start = local - first
-        # If the clocks also skip the ends of short periods, the next periods begin earlier than
-        # this.
+        # If the clocks also skip the beginnings of the next, short periods, one of these may begin
+        # before `start`. No period may begin after its successor.
         skipped = second - first
         following = number + 1
         while skipped > 0 and (later := self._local_start(following)) <= local + skipped:

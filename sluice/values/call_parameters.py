@@ -27,7 +27,7 @@ class CallPolicy:
     timeout_ms: int
     """How long to wait for one call."""
     retries: int
-    """How often a call that fails is made again."""
+    """How often a failed call is repeated."""
     backoff_ms: int
     """How long to wait before the first repetition. Each later wait is twice as long, up to a
     minute."""

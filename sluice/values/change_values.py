@@ -83,7 +83,8 @@ class _Envelope(Struct):
 def may_repeat_names(data: bytes) -> bool:
     """Return whether a Debezium value may repeat, outside of the rows, a field that Sluice reads.
 
-    It certainly repeats none if each name occurs once, and no name is written with escapes.
+    It certainly repeats no such field if each name occurs once, and no name is written with
+    escapes.
     """
     return (
         data.count(b'"after"') > 1
@@ -97,8 +98,8 @@ def may_repeat_names(data: bytes) -> bool:
 def quote_counter_of_changes(changes: type[Change[Any]]) -> Callable[[Sequence[Any]], int] | None:
     """Return a function that counts the quotation marks that the JSON of changes must have.
 
-    Return None if this number cannot be known. The JSON has the names of the three fields of
-    `Change`, and the kind.
+    Return None if this number cannot be known. The marks are those of the rows, of the names of the
+    three fields of `Change`, and of the kind.
     """
     count_in_rows = quote_counter(row_type(changes))
     if count_in_rows is None:
@@ -211,7 +212,8 @@ class DebeziumEnvelope(Wrapper):
     def _values_of(self) -> Callable[[Any], tuple[Any, ...]] | None:
         """A function that reads the values of a row's columns.
 
-        None if a column that was not sent may still get a value.
+        None if a column has a default other than null, because it then has a value even if it was
+        not sent.
         """
         kind = type_info(row_type(self._changes))
         if not isinstance(kind, inspect.StructType) or any(self._columns.values()):

@@ -8,16 +8,17 @@ from sluice.values.calendar_windows import CalendarWindow
 from sluice.values.windows import Bounds, TimeWindow
 
 ANNOUNCED = ":announced"
-"""The key in a batch's stream times for the time up to which an announced store's windows are
-closed."""
+"""Prefix of the name of a stream time: for a store in `announce_windows`, the time up to which the
+store's windows are closed."""
 
 ANNOUNCED_FROM = ":announced_from"
-"""The name of the stream time from which on a generation announces the store's windows. This is the
-stream time before its first batch that announces them, or -1 if that is its very first batch."""
+"""Prefix of the name of a stream time: the time after which a generation announces the store's
+windows. This is the stream time before the first batch that announces windows, or -1 if that is the
+generation's very first batch."""
 
 
 def windows_ending(window: TimeWindow, after: int, until: int) -> Iterator[Bounds]:
-    """Yield the windows that end later than `after`, and not later than `until`, by their end.
+    """Yield the windows that end after `after` and at or before `until`, sorted by their end.
 
     Windows without a record are included.
     """

@@ -32,7 +32,7 @@ def code_fingerprint(function: Callable[..., Any]) -> str:
 
 
 def _descriptions(value: Any, seen: set[int]) -> Iterator[str]:
-    # Functions may call each other. Without this check, this would recurse forever.
+    # Functions may call each other. Without this check, their description would recurse forever.
     if id(value) in seen:
         return
     seen.add(id(value))

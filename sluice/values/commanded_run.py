@@ -25,12 +25,12 @@ class CommandedRun(msgspec.Struct, frozen=True, kw_only=True):
     """The path of the file in which the driver writes its answer."""
 
     def reply(self, answer: str) -> None:
-        """Answer that the run has begun, or that the command must do it in another way."""
+        """Answer that the run has begun, or that the command must start it in another way."""
         Path(self.answer).write_text(answer)
 
     @property
     def replied(self) -> str:
-        """What the driver has answered; empty if the run ended before it began."""
+        """The driver's answer; empty if the driver ended without one."""
         try:
             return Path(self.answer).read_text()
         except FileNotFoundError:

@@ -15,7 +15,7 @@ class ContractChange:
     text: str
     """A description of the change, such as `the field vat is new and required`."""
     rejected: str
-    """The records that are rejected since the change, such as `records without it`; empty if
+    """The records that are rejected because of the change, such as `records without it`; empty if
     none."""
 
 

@@ -71,7 +71,7 @@ def _add_fields(fields: dict[str, str], path: str, kind: ObjectType) -> None:
     if path:
         prefix = f"{path}."
     # The Struct that stores a pydantic model requires all fields, because pydantic fills them in.
-    # So ask the model.
+    # So ask the model which fields a value may omit.
     required = required_fields(kind.cls)
     for field in kind.fields:
         if required is None:
@@ -88,7 +88,7 @@ def _without_null(kind: inspect.Type) -> tuple[inspect.Type, str]:
     """Return a type without null, and the text `NULLABLE` if the type allows null."""
     if isinstance(kind, inspect.Metadata):
         inner, nullable = _without_null(kind.type)
-        # Without null, keep the metadata, which has the digits of a Decimal.
+        # If the type does not allow null, keep the metadata, which has the digits of a Decimal.
         if nullable:
             return inner, nullable
         return kind, ""

@@ -186,7 +186,7 @@ def parts_of(kind: Any) -> list[ContractPart]:
 
 
 def amount_check(kind: Any) -> Callable[[Any], None] | None:
-    """Return a function that checks that a text in place of a Decimal is a number as in JSON.
+    """Return a function that checks the texts in place of Decimals: each must be a JSON number.
 
     It raises ValidationError for other texts. msgspec accepts every text that Python's Decimal
     accepts, such as "1_000", " 5 " and digits of other scripts. The function takes a value, or the

@@ -158,7 +158,7 @@ def _time_text(time: datetime) -> str:
             in_utc = time.astimezone(UTC)
         except (
             OverflowError
-        ):  # UTC lacks this time. If it is declared, `json_limits.require_time` raises an error.
+        ):  # Python has no such time in UTC. `json_limits.require_time` rejects declared times.
             return time.isoformat(timespec="microseconds")
     return f"{in_utc.replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
 

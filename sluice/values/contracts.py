@@ -65,7 +65,7 @@ def is_bytes(kind: Any) -> bool:
 
 @cache
 def type_info(kind: Any) -> inspect.Type:
-    """Return the type as which values of the type `kind` are stored, as msgspec describes it.
+    """Return msgspec's description of the type in which values of the type `kind` are stored.
 
     The result is cached, because loading a pipeline needs the same types many times.
     """
@@ -84,7 +84,8 @@ _SIMPLE: dict[type[inspect.Type], str] = {
 
 
 _DEEPEST = 40
-"""Limit for nested objects. A contract that exceeds it is assumed to contain itself."""
+"""How deep objects may be nested. A contract that exceeds this limit is assumed to contain
+itself."""
 
 
 def name_of(kind: Any) -> str:

@@ -8,8 +8,8 @@ as `sluice.original.NAME`. Sluice's headers come last, and `sluice.reason` is th
 After them, a dead letter has the headers that Kafka Streams gives its dead letters (KIP-1034), for
 programs that read these. They only repeat Sluice's headers, so Sluice itself ignores them, and
 omits them if the dead letter would be too large. The rejected record may have headers of these
-names, too, for example if Kafka Streams has rejected it before. As in Kafka Streams, these come
-first, and stay.
+names, too, for example if Kafka Streams has rejected it before. As in Kafka Streams, the record's
+headers come first, and stay.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def streams_headers(
 def _exception(detail: str) -> tuple[str, str | None]:
     """Return the class of the exception that an author's function raised, and its message.
 
-    For a record that was rejected otherwise, return the class of the error that ends a run with
-    `on_error="fail"`.
+    For a record that was rejected for another reason, return the class of the error that ends a run
+    with `on_error="fail"`.
     """
     raised = _RAISED.fullmatch(detail)
     if raised is None:

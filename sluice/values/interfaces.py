@@ -1,4 +1,4 @@
-"""What pipelines read of each other: the topics and stores of one, with the fields that others use.
+"""Interfaces between pipelines: a pipeline's topics and stores, with the fields that others use.
 
 A change that a reader cannot take is a breach of the interface. (`shared_topics` is about pipelines
 that write the same topic.)
@@ -27,7 +27,7 @@ _TEXTS = {"STRING", "DATE", "TIMESTAMP", "BINARY"}
 
 
 class ReadableStore(NamedTuple):
-    """What others can read of a store."""
+    """The parts of a store that other pipelines can use."""
 
     value: str
     """The type of its values as Spark SQL DDL."""
@@ -39,7 +39,7 @@ class ReadableStore(NamedTuple):
 
 @dataclass(frozen=True)
 class Interface:
-    """What other pipelines can read of a pipeline."""
+    """The topics and stores of a pipeline that other pipelines can read."""
 
     topics: Mapping[str, Mapping[str, str]]
     """Topic → the fields of the values that the pipeline writes, with types as far as known."""
@@ -48,7 +48,7 @@ class Interface:
 
 @dataclass(frozen=True)
 class Reader:
-    """A pipeline that reads another one, and what it reads of it."""
+    """A pipeline that reads another pipeline, with the topics and stores that it reads."""
 
     pipeline: str
     topics: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class Breach:
 
 
 def breaches(before: Interface, now: Interface, reader: Reader) -> list[Breach]:
-    """List what a change of a pipeline breaks for a reader.
+    """Return the breaches that a change of a pipeline causes for a reader.
 
     Leave out problems that existed before the change.
     """
@@ -121,7 +121,7 @@ def breaches_text(pipeline: str, found: Sequence[Breach], owners: Mapping[str, s
 
 
 def next_step_of(pipeline: str, found: Sequence[Breach]) -> str:
-    """Return the ways out of a breach."""
+    """Return the next step for a breach."""
     names = readers_in(found)
     first = f"Change {joined(names)} first, and run {'it' if len(names) == 1 else 'them'}"
     retire = f"(or, if it is no longer used: sluice retire {names[0]})"
@@ -162,7 +162,7 @@ def changes_of_records(before: Mapping[str, str], now: Mapping[str, str]) -> Ite
 
 
 def _changed(what: str, before: str, now: str) -> Iterator[str]:
-    # The key of an output may be unknown, such as that of a function.
+    # The key of an output may be unknown, for example if a function computes it.
     if before and now and before != now:
         yield f"its {what} was {before} and is {now}"
 
@@ -203,7 +203,7 @@ def _topic_problems(written: Mapping[str, str], contract: Mapping[str, str]) -> 
 
 
 def _value_problems(fields: Mapping[str, str], text: str) -> Iterator[str]:
-    """Compare values without fields. A reader of text or bytes takes every value."""
+    """Compare values that have no fields. A reader of text or bytes takes every value."""
     kind = _bare(text)
     if kind in ("STRING", "BINARY") or not fields:
         return
@@ -252,7 +252,7 @@ def _of_type(path: str, kind: str) -> Iterator[tuple[str, str]]:
 
 
 def _accepts(read: str, written: str) -> bool:
-    """Return whether a reader of one type takes the values of another; True if it is unknown."""
+    """Return whether a reader of one type takes values of another type; True if this is unknown."""
     read = read.partition(" with ")[0]
     choices = choices_of(read)
     if choices is not None:

@@ -27,8 +27,8 @@ _TEXTS = frozenset({"string", "bytes"})
 def json_problem(node: Node, contract: object) -> str:
     """Return why values of a schema may violate a contract; empty if no reason is known.
 
-    A schema says less than a contract: for example, it may not name the form of a text. So only
-    those properties are compared that the schema has.
+    A schema says less than a contract: for example, it may not name the form of a text. So this
+    compares only the properties that the schema has.
     """
     return _problem(node, type_info(contract), "$")
 
@@ -65,11 +65,11 @@ def _problem_of_fields(node: Record, kind: ObjectType, path: str) -> str:
         field = by_name.get(each.encode_name)
         if field is None:
             if each.required:
-                return f"{place}: the schema does not have this field, and it has no default"
+                return f"{place}: the contract requires this field, but the schema lacks it"
             continue
         if each.required and field.default is not NO_DEFAULT:
-            return f"{place}: the schema does not require this field, and it has no default"
-        # A property that may be missing need not be null.
+            return f"{place}: the contract requires this field, but the schema does not"
+        # That a property may be missing does not mean that it may be null.
         inner = present(field.type) if field.default is None else field.type
         problem = _problem(inner, each.type, place)
         if problem:

@@ -57,8 +57,8 @@ def refuse_long_strings(text: bytes) -> None:
 def _long_parts(text: bytes) -> Iterator[tuple[int, int]]:
     """Yield the begin and end of each part between quotation marks that is too long for a name."""
     begin = 0
-    # Jump to the farthest place where a short part could end, and search backwards, to read few
-    # bytes.
+    # To read few bytes, jump to the farthest place where a short part could end, and search
+    # backwards.
     while len(text) - begin > LONGEST_NAME:
         quote = text.rfind(b'"', begin, begin + LONGEST_NAME + 1)
         if quote < 0:
@@ -101,12 +101,12 @@ def refuse_nesting(text: bytes) -> None:
 
 
 def is_surely_shallow(text: bytes) -> bool:
-    """Return whether JSON certainly has too few brackets to be nested too deep."""
+    """Return True if the JSON has too few brackets to be nested too deep."""
     return text.count(b"[") + text.count(b"{") <= MOST_LEVELS
 
 
 def refuse_inexact_numbers(text: bytes) -> None:
-    """Raise ValueError if the JSON has a number that Spark would round without a declared type."""
+    """Raise ValueError if the JSON has a number that Spark would round if no type is declared."""
     for number in _NUMBER.findall(_STRING.sub(b"", text)):
         if not _is_exact(number.decode()):
             shown = shortened(number.decode())
@@ -167,8 +167,8 @@ class Amounts:
     def _fits(self, amount: Decimal) -> bool:
         try:
             return amount.quantize(self._unit, context=self._unchanged).is_finite()
-        # The amount has more digits than fit. It still fits if they are zeros, which the next test
-        # finds out.
+        # The amount has more digits than fit. It still fits if the surplus digits are zeros, which
+        # the next test checks.
         except Rounded:
             pass
         except InvalidOperation:

@@ -78,7 +78,7 @@ class _Parser:
     ) -> Node:
         """Return the node of a schema that is part of the document with the address `base`.
 
-        `name` is that of its record, unless the schema has a title.
+        `name` is the name of the schema's record, unless the schema has a title.
         """
         match schema:
             case True | {} if not schema or schema is True:
@@ -242,7 +242,7 @@ def _choice(values: list[Any], path: str, name: str) -> Node:
 
 
 def _decimal(schema: dict[str, Any], path: str) -> Node:
-    """Return the node of a decimal. Sluice has written its digits beside its format."""
+    """Return the node of a decimal. Sluice writes a decimal's digits beside its format."""
     precision, scale = schema.get("precision"), schema.get("scale")
     if not isinstance(precision, int) or not isinstance(scale, int):
         raise SchemaError(f"{path}: the schema does not say how many digits a decimal has")

@@ -148,7 +148,7 @@ def _json(value: Any) -> str:
 
 
 def sorted_items(items: Iterable[Any]) -> list[Any]:
-    """Return a set's items in the order of their texts as keys.
+    """Return a set's items, sorted by the texts that they have as keys.
 
     Equal sets then have equal texts.
     """

@@ -25,7 +25,7 @@ def duration_text(ms: int) -> str:
 
 
 def size_text(size: int) -> str:
-    """Return a size in the largest unit of which there is at least one: `1.5 GiB`, `0.2 KiB`."""
+    """Return a size in KiB, MiB or GiB, with the unit that suits it: `0.2 KiB`, `1.5 GiB`."""
     unit = "KiB"
     for larger in ("MiB", "GiB"):
         if size >= _SIZES[larger]:

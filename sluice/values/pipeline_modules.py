@@ -35,10 +35,10 @@ class _Import:
 
 
 _searched: list[Path] = []
-"""The folder of pipelines in which imports search for modules: a list of at most one."""
+"""The folder of pipelines in which imports search for modules. The list has at most one folder."""
 _libraries: list[Path] = []
-"""The folder of libraries that `use_libraries` has added to Python's path: a list of at most
-one."""
+"""The folder of libraries that `use_libraries` has added to Python's path. The list has at most one
+folder."""
 _imports: dict[Path, _Import] = {}
 """File → its last import by `load_module`."""
 

@@ -315,7 +315,7 @@ def is_entry(descriptor: Any) -> bool:
 
 
 def message_class(classes: tuple[Any, ...], places: tuple[int, ...]) -> Any:
-    """Return the class of the message at these places. Raises ValueError."""
+    """Return the class of the message with these indexes. Raises ValueError."""
     try:
         found = classes[places[0]] if places[0] >= 0 else None
         if found is None:

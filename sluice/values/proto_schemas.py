@@ -87,7 +87,7 @@ def _tokens(text: str) -> Iterator[str]:
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None:
-            raise SchemaError(f"the schema has an unknown sign: {text[at : at + 20]!r}")
+            raise SchemaError(f"the schema has an unexpected character: {text[at : at + 20]!r}")
         at = match.end()
         token = match["text"] or match["word"] or match["sign"]
         if token:
@@ -163,7 +163,7 @@ class _Parser:
 
     def _field(self, kind: str, label: Any, oneof: str) -> ProtoField:
         if kind == "group":
-            raise SchemaError("groups of proto2 are not read")
+            raise SchemaError("Sluice cannot read groups of proto2")
         name = self._next()
         self._expect("=")
         made = ProtoField(name, kind, int(self._next(), 0), label, oneof=oneof)

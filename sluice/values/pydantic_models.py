@@ -170,7 +170,7 @@ def instance(model: Any, fields: Mapping[str, Any]) -> Any:
 
 
 _DEEPEST = 40
-"""Limit for nested models; a model that exceeds it is assumed to contain itself."""
+"""How deep models may be nested. A model that exceeds this limit is assumed to contain itself."""
 
 
 @dataclass(frozen=True)
@@ -286,7 +286,7 @@ class ModelStructs:
                 discriminator = discriminator or getattr(mark, "discriminator", None)
             if discriminator is not None and not isinstance(discriminator, str):
                 raise TopologyError(
-                    f"{where}: a discriminator is the name of a field.",
+                    f"{where}: a discriminator must be the name of a field.",
                     next_step='Write Field(discriminator="kind").',
                 )
 
@@ -431,7 +431,7 @@ def _refuse_unstorable(model: Any, where: str) -> None:
         )
     elif model.model_config.get("json_encoders"):
         problem = (
-            "json_encoders would make SQL see another value than the topic's readers. Change the "
+            "with json_encoders, SQL would see another value than the topic's readers. Change the "
             "value in a validator."
         )
     elif model.model_computed_fields:
@@ -459,7 +459,8 @@ def _refuse_marks(marks: Sequence[Any], where: str) -> None:
     for mark in marks:
         if type(mark).__name__ in _SERIALIZERS:
             raise TopologyError(
-                f"{where}: a serializer would make SQL see another value than the topic's readers.",
+                f"{where}: with a serializer, SQL would see another value than the topic's "
+                "readers.",
                 next_step="Change the value in a validator.",
             )
         if isinstance(mark, msgspec.Meta) and unit_of(mark.extra) is not None:

@@ -1,4 +1,4 @@
-"""Compares the type of published values with the type that a pipeline reads of them."""
+"""Compares the type of published values with the type in which a pipeline reads them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SIZES = {"tinyint": 1, "smallint": 2, "int": 3, "bigint": 4}
 
 
 def differences(published: str, read: str) -> Iterator[str]:
-    """Yield how a published type lacks something that is read."""
+    """Yield a description of each part that a published type lacks for its reader."""
     fields, published_fields = struct_fields(read), struct_fields(published)
     if not fields or not published_fields:
         if not _fits(published, read):

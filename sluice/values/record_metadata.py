@@ -67,8 +67,8 @@ OnTime = Literal["dead_letter", "skip", "fail", "clock"]
 WALL_CLOCK = "(wall clock)"
 """The value of `event_time` that stands for the time of processing. No field can have this name."""
 Until = Literal["window_close", "window_final", "time_limit"]
-"""The event that a held result waits for: its window's close, the last record that can change it,
-or a time limit."""
+"""The event that releases a held-back result: its window's close, the last record that can change
+it, or a time limit."""
 EmitStrategy = Literal["every", "window_close"]
 """Which results of a windowed aggregate are sent: each update, or the final result of each
 window."""

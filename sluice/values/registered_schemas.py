@@ -1,7 +1,8 @@
 """Schemas of a schema registry, and how records name the schema with which they were written.
 
-A record names its schema in one of two ways: in the first bytes of the value or the key (a zero
-byte and the schema's id), or in a header (the same, or a byte of 1 and the schema's GUID).
+A record names its schema in one of two places. The first bytes of the value or the key can be a
+zero byte and the schema's id. Or a header contains these bytes, or a byte of 1 and the schema's
+GUID.
 """
 
 from __future__ import annotations

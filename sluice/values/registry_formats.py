@@ -27,19 +27,19 @@ class RegistryFormat:
     problem: str = ""
     """The part of the class that the format lacks."""
     advice: str = ""
-    """What to do about the problem."""
+    """The next step for this problem."""
     record: str = ""
     """The full name of the schema's record."""
     subject: str = ""
     """The subject; if empty, it follows from the strategy."""
     strategy: Strategy = "topic"
     version: Version = None
-    """The version with which values are written; None for the one that has `schema`."""
+    """The version with which values are written; None for the version that has `schema`."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     """If given, values are written with the latest version that has this metadata."""
     pulled: int = 0
-    """The version of the subject that had `schema` when it was pulled; 0 if it was not pulled. The
-    registry of a run may be another one, in which versions and ids have other numbers."""
+    """The version of the subject that had `schema` when it was pulled; 0 if it was not pulled. A
+    run may use another registry, in which versions and ids have other numbers."""
     schema_in: SchemaIn = "prefix"
     """Where written records name their schema. When reading, both places are accepted."""
     registers: bool = False
@@ -47,7 +47,7 @@ class RegistryFormat:
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """`Record.field` → the names that the field had in earlier versions."""
     enum_defaults: Mapping[str, str] = field(default_factory=dict)
-    """Name of an enum → the symbol that stands for symbols that the enum's schema lacks."""
+    """Name of an enum → the symbol that replaces symbols that the enum's schema lacks."""
     references: tuple[ReferredSchema, ...] = ()
     validates: bool = False
     """Whether JSON is also checked against the registered schema, not only against the contract."""

@@ -1,23 +1,24 @@
 """Paths: the sort order of rows that come from the same record.
 
 A path encodes, as bytes, the steps that lead from a record to a row. Rows sorted by path are in the
-order in which a single thread would process them depth first: the children of a step in the order
-of their declaration, each with all of its descendants; the results of an operator in sequence.
-Re-keyed rows sort after all rows that were not re-keyed, as in Kafka Streams, where they go through
-a repartition topic.
+order in which a single thread would process them depth first. The children of a step follow each
+other in the order of their declaration, each with all of its descendants. The results of an
+operator are in sequence. Re-keyed rows sort after all rows that were not re-keyed, as in Kafka
+Streams, where re-keyed rows go through a repartition topic.
 
 A path begins with one byte 0xff for every re-keying, and 0x00. Elements follow:
 
-- a turn, two bytes: the number of the child, for a step with several children;
-- the index of an array's element, four bytes;
-- a result of an operator: 0x20 and its number, four bytes;
-- a release, a result that an operator sends because stream time has advanced: 0x10 (before the
-  results of the row that advances it) or 0x30 (after them), a rank such as the time at which the
-  result was due, a turn (the processor's, four bytes) for a timer that fires after a record, and
-  the result's key;
-- an event, after a release that no record has caused, such as the release of a wall-clock timer:
-  0x18, the names of the operator and the timer, and a number for the record or timer that has set
-  the timer. An event identifies the result independently of the batch in which it is sent.
+- A turn, two bytes: the number of the child, for a step with several children.
+- The index of an array's element, four bytes.
+- A result of an operator: 0x20 and the result's number, four bytes.
+- A release: a result that an operator sends because stream time has advanced. It has these parts:
+  0x10 (before the results of the row that advances stream time) or 0x30 (after them);
+  a rank, such as the time at which the result was due;
+  for a timer that fires after a record, the processor's turn, four bytes;
+  the result's key.
+- An event: it follows a release that no record has caused, such as that of a wall-clock timer. It
+  has 0x18, the names of the operator and the timer, and a number for the record or timer that has
+  set the timer. An event identifies the result independently of the batch in which it is sent.
 
 In a key or a name, 0xff follows each 0x00; a 0x00 without 0xff ends the text.
 """
@@ -45,7 +46,7 @@ END_OF_RECORD = START + _END
 
 
 def end_path(path: bytes) -> bytes:
-    """Return the path after all rows of the same record that were re-keyed as often as this row."""
+    """Return the path after all rows of the record that have as many re-keyings as this row."""
     return path[: len(path) - len(path.lstrip(_REKEYED))] + END_OF_RECORD
 
 
@@ -90,7 +91,7 @@ def turn_of_timers(stage: int, operator: int) -> bytes:
 
 
 def event_path(path: bytes, operator: str, timer: str, cause: int) -> bytes:
-    """Return the path of results without a causing record: a timer's, or held-back ones.
+    """Return the path of results that no record caused: a timer's results, or held-back results.
 
     `cause` is the number of the record or timer that has set the timer: see `Output.cause`.
     """

@@ -115,7 +115,7 @@ class _Structs:
             case Primitive(kind="int", logical="date"):
                 return date
             case Primitive(kind="long", logical=logical) if unit_of_logical(logical)[0]:
-                # SQL's times have microseconds.
+                # SQL's times have only microseconds, so nanoseconds need a number.
                 is_number = logical.endswith("nanos") and self._schema.keeps_nanoseconds
                 return int if is_number else datetime
             case Primitive(kind="null"):
@@ -144,7 +144,7 @@ class _Structs:
     def _union(self, node: Union, path: str) -> Any:
         present = node.branches_with_values
         if not present:
-            raise SchemaError(f"{path}: a union without types")
+            raise SchemaError(f"{path}: a union without types other than null has no type in SQL")
         if len(present) > 1 and not all(isinstance(branch, Record) for branch in present):
             raise SchemaError(
                 f"{path}: a union of several types, of which some are not records, has no type in "
@@ -180,7 +180,7 @@ class _Structs:
 
 
 def _in_unions(node: Node) -> Iterator[Record]:
-    """Yield the records that are members of a union, besides other types."""
+    """Yield the records that are members of a union with other records."""
     match node:
         case Union(branches=branches):
             records: list[Record] = []

@@ -13,7 +13,7 @@ from sluice.values.phrases import agreeing, joined
 
 @dataclass(frozen=True)
 class SharedTopic:
-    """A topic that several pipelines write, or that one writes and another uses internally."""
+    """A topic that several pipelines write, or that one writes and another keeps for itself."""
 
     topic: str
     pipelines: tuple[str, ...]

@@ -40,8 +40,8 @@ class PostgresTable:
     Each batch is written exactly once, in one transaction of the database.
 
     With `key="shop"`, the column `shop` holds the record's key, and the table has one row per key
-    (or per key and window): a record replaces the row of its key, and a record with a null value
-    deletes the row. Without `key`, every record of a stream appends a row, and the columns
+    (or per key and window). A record replaces the row of its key, and a record with a null value
+    deletes the row. If `key` is not given, every record of a stream appends a row. The columns
     `_topic`, `_partition`, `_offset` and `_row` say from which source record the row comes. A
     `Table` of the pipeline cannot be written without `key`.
 
@@ -72,7 +72,7 @@ class PostgresTable:
 
     @property
     def destination(self) -> str:
-        """The name of the database, whose tables a batch writes all at once."""
+        """The name of the database: one transaction per batch writes its tables."""
         return self.connection
 
     @property
@@ -95,7 +95,7 @@ class PostgresTable:
         return ""
 
     def folded_name(self, name: str) -> str:
-        """Return a form of the name that is the same for all names of the same column."""
+        """Return the folded name. All names of a column have the same folded name."""
         return name
 
     def identity_columns(self, *, is_windowed: bool) -> dict[str, str]:
@@ -116,8 +116,8 @@ class DeltaTable:
     `"s3a://lake/shop/totals"`. Spark must be able to write there.
 
     With `key="shop"`, the column `shop` holds the record's key, and the table has one row per key
-    (or per key and window): a record replaces the row of its key, and a record with a null value
-    deletes the row. Without `key`, every record of a stream appends a row, and the columns
+    (or per key and window). A record replaces the row of its key, and a record with a null value
+    deletes the row. If `key` is not given, every record of a stream appends a row. The columns
     `_topic`, `_partition`, `_offset` and `_row` say from which source record the row comes. A
     `Table` of the pipeline cannot be written without `key`.
 
@@ -181,7 +181,7 @@ class DeltaTable:
         return ""
 
     def folded_name(self, name: str) -> str:
-        """Return a form of the name that is the same for all names of the same column."""
+        """Return the folded name. All names of a column have the same folded name."""
         return name.lower()
 
     def identity_columns(self, *, is_windowed: bool) -> dict[str, str]:

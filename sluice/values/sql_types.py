@@ -1,6 +1,6 @@
 """Formats and parses Spark SQL's type texts.
 
-Only here, because field names may contain anything.
+Only this module does so, because field names may contain any character.
 """
 
 from __future__ import annotations

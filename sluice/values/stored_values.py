@@ -1,4 +1,4 @@
-"""Stores values that msgspec and SQL cannot hold as declared: as Structs.
+"""Stores values as Structs if msgspec and SQL cannot hold them as declared.
 
 A pydantic model, and a Struct, dataclass or TypedDict with fields of type Any, become a Struct with
 the same fields. A value of type Any becomes the text of its JSON, which stays as it is in SQL,
@@ -152,13 +152,13 @@ def _json_text(_: Any, value: Any) -> JsonText | None:
     if isinstance(value, msgspec.Raw):
         text = bytes(value).decode()
         try:
-            # Decode here, to reject numbers that no function and no query could decode.
+            # Decode here, to reject numbers that functions and queries could not decode later.
             _decode_any(value)
         except msgspec.DecodeError as error:
             raise ValueError(str(error)) from None
     else:
         text = _encode(value).decode()
-        # msgspec writes floats that are NaN or infinite as null, and such Decimals by name.
+        # For NaN and infinity, msgspec writes null for a float, and the name for a Decimal.
         if "null" in text or "NaN" in text or "Infinity" in text:
             require_all_finite(value)
     if len(text) > LONGEST_STRING:
@@ -194,7 +194,8 @@ def plain_model(value: Any) -> Any:
 
 @cache
 def _plain_data(model: Any) -> Callable[[Any], Any]:
-    # Check the model: `stored_type` raises TopologyError if its JSON differs from its fields.
+    # Check the model: `stored_type` raises TopologyError if the model's JSON differs from its
+    # fields.
     stored_type(model)
     return pydantic_models.plain_data(model)
 

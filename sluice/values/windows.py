@@ -55,7 +55,7 @@ class Window:
         """Return the windows that contain `time`, the earliest first.
 
         Windows with a negative start do not exist. For many times at once,
-        `operators.aggregation.window_bounds` computes the same.
+        `operators.aggregation.window_bounds` computes the same windows.
         """
         size, every = self.size_ms, self.advance_ms or self.size_ms
         first = (time - size + every) // every * every
@@ -207,7 +207,7 @@ class CountWindow:
 
 @dataclass(frozen=True)
 class JoinWindow:
-    """Records match if the right one is at most `before` before or `after` after the left one."""
+    """The right record is at most `before` before, or `after` after, the left record."""
 
     before_ms: int
     after_ms: int

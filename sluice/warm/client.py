@@ -1,7 +1,7 @@
 """Gives a run to a warm driver, if there is one for it (`warm/identity.py` says which).
 
-A run that no warm driver takes starts a new driver. So does a run whose warm driver is lost: the
-lost run may have published some batches, and the run in the new driver continues after them.
+A run that no warm driver takes starts a new driver. If a warm driver is lost, its run starts again
+in a new driver, and continues after the batches that it has published.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class WarmRun:
     finished: Path
     """The file that the run makes after it has done everything."""
     reader: int = -1
-    """The end of a pipe at which the run's output arrives; -1 if it goes elsewhere."""
+    """The end of a pipe at which the run's output arrives; -1 if the output goes elsewhere."""
     _received: bytearray = field(default_factory=bytearray)
 
     @property
@@ -78,7 +78,7 @@ class WarmRun:
     def lines(self) -> Iterator[str]:
         """Yield the lines that arrive at `reader` until the run has ended.
 
-        Processes that the run has left do not keep it waiting.
+        Do not wait for processes that the run has left behind.
         """
         rest = b""
         while True:
@@ -141,7 +141,8 @@ def run_warm(
     """
     with ExitStack() as stack:
         begin = stack.enter_context(interruptible())
-        # Call `begin` before the run's child processes exist: they must not ignore SIGINT. From now
+        # The run's child processes must not ignore SIGINT, so call `begin` before they exist. From
+        # now
         # on, a signal ends the run.
         begin()
         run = stack.enter_context(
@@ -184,9 +185,9 @@ def warm_run(
 ) -> Iterator[WarmRun | None]:
     """Yield the run of a pipeline that a warm driver has started; None if no driver takes it.
 
-    `variables` are added to the run's environment. The run's output goes to this process's, or, if
-    `is_piped`, to `WarmRun.lines`. If the block ends before the run, the run is killed.
-    `connection` is one of `connect`; None to connect here.
+    `variables` are added to the run's environment. The run's output goes to this process's output
+    or, if `is_piped`, to `WarmRun.lines`. If the block ends before the run, the run is killed.
+    `connection` is a result of `connect`. If it is None, this function connects.
     """
     if connection is None:
         connection = connect(settings, master, delta=delta)
@@ -233,7 +234,7 @@ def warm_run(
 def connect(settings: Settings, master: str, *, delta: bool) -> Connection | None:
     """Return a connection to the driver for a run; None if there is none.
 
-    If the settings say so, a driver is then started for later runs.
+    If there is no driver and the settings say so, a driver is started for later runs.
     """
     if settings.warm not in (USE_WARM, START_WARM) or not is_local(master):
         return None

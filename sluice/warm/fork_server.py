@@ -1,9 +1,9 @@
-"""The process of a warm driver that forks a process for each run.
+"""The fork server: the process of a warm driver from which each run's process is forked.
 
 It has imported everything that a run needs. It has a single thread, so no fork copies a lock that
 another thread holds. It makes no call that can block: it never calls the JVM, and it reads and
 writes its connections only when they are ready. A run's process has the client's environment,
-folder and output, and leads its own session, so that everything that it has started can be ended
+folder and output. It leads its own session, so that all processes that it has started can be ended
 with it. Therefore, what a run does to its process, such as leaking threads or calling `os._exit`,
 affects neither this process nor other runs.
 
@@ -65,12 +65,12 @@ class Limits:
 
 @dataclass(eq=False)
 class _Client:
-    """A connection, and the run that it has asked for."""
+    """A client's connection, and the run that the client has asked for."""
 
     connection: socket.socket
     incoming: Incoming = field(default_factory=Incoming)
     request: Request | None = None
-    """None until it has been received."""
+    """None until the request has been received."""
     pid: int = 0
     """The process of the run; 0 before its start."""
     descriptor: int = -1
@@ -92,7 +92,7 @@ class _Client:
 class ForkServer:
     """Takes requests at a listening socket until `limits` are reached or the JVM has ended.
 
-    `jvm` is a connection to the process that keeps the JVM, which ends with the JVM.
+    `jvm` is a connection to the process that keeps the JVM, and ends when the JVM ends.
     """
 
     def __init__(
@@ -301,7 +301,8 @@ class ForkServer:
         """Take the client's output, and close everything of the fork server.
 
         The objects are closed, rather than only their descriptors. Otherwise, an object that is
-        deleted later would close its descriptor number, which another object may have got by then.
+        deleted later would close its descriptor number. By then, another object may have this
+        number.
         """
         stdout, stderr = client.incoming.descriptors
         nothing = os.open(os.devnull, os.O_RDONLY)

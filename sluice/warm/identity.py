@@ -1,7 +1,8 @@
 """Which runs a warm driver may take.
 
-A JVM and imported modules keep settings and code. A warm driver may only take runs for which all of
-this is equal. The driver listens at a socket whose name is a digest of it, so a run never finds a
+A JVM and imported modules keep settings and code. A warm driver may only take runs with the same
+settings and code. The driver listens at a socket whose name is a digest of both. So a run never
+finds a
 driver of another version, with other settings of Spark, or with other libraries.
 """
 

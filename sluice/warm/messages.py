@@ -47,7 +47,8 @@ def send_request(connection: socket.socket, request: Request, stdout: int, stder
     message = _LENGTH.pack(len(text)) + text
     sent = socket.send_fds(connection, [message[:PART]], [stdout, stderr])
     rest = message[sent:]
-    # The driver may already have refused a whole request, and `sendall` sends even no bytes.
+    # If nothing is left to send, the driver may have refused the request already. Then `sendall`
+    # would fail even without bytes.
     if rest:
         connection.sendall(rest)
 

@@ -25,7 +25,7 @@ def be_killed_first() -> None:
 
     Otherwise, it might kill the JVM, and with it all runs.
     """
-    # A container may not allow it.
+    # A container may forbid this.
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")
 
@@ -47,7 +47,7 @@ def _members(session: int) -> list[int]:
     for entry in os.scandir("/proc"):
         if not entry.name.isdecimal():
             continue
-        # A process may have ended in between.
+        # The process may have ended since it was listed.
         with suppress(OSError):
             pid = int(entry.name)
             if os.getsid(pid) == session and not _has_ended(pid):

@@ -84,7 +84,7 @@ def import_all() -> None:
     from sluice.topology.expressions import import_parser
 
     import_parser()
-    # The settings of the runs say so themselves if an address is invalid.
+    # If an address is invalid, the runs report it.
     with suppress(SettingsError):
         import_dialect(settings().ledger)
         import_dialect(settings().shards)
@@ -139,7 +139,7 @@ def _serve_runs(keeper_end: socket.socket) -> NoReturn:
             print(f"{READY}{path}", flush=True)
             status = int(server.serve())
     except BaseException:
-        # The handlers of the process that has forked this one must not run here.
+        # The handlers of the process that has forked this process must not run here.
         traceback.print_exc()
     finally:
         os._exit(status)

@@ -19,6 +19,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from sluice.commands.topics_commands import topics_of
 from sluice.errors import AccessDenied
+from sluice.kafka.brokers import silent_admin
 from sluice.kafka.dead_letter_topic import DeadLetterFilter, find_dead_letters
 from sluice.kafka.redrive import redrive
 from sluice.kafka.topics import create_topics
@@ -84,7 +85,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Embedded
 
 @pytest.fixture
 def admin(secured: tuple[EmbeddedKafka, int]) -> Iterator[AdminClient]:
-    admin = AdminClient({"bootstrap.servers": secured[0].bootstrap})
+    admin = silent_admin({"bootstrap.servers": secured[0].bootstrap})
     yield admin
     forget_rules(admin)
 
@@ -123,7 +124,7 @@ def test_what_is_listed_is_enough(running: Running, admin: AdminClient) -> None:
     assert running.store("n") == {"key": 1}
 
     # What the trigger and the page ask.
-    lag = read_lag(AdminClient({**kafka}), [running.names("items")], {})
+    lag = read_lag(silent_admin(kafka), [running.names("items")], {})
     assert lag.ends == {running.names("items"): {0: 2}}
 
     allow(admin, listed(name, "re-drives"))
@@ -136,7 +137,7 @@ def test_what_is_listed_is_enough(running: Running, admin: AdminClient) -> None:
 def test_the_trigger_needs_only_describe(running: Running, admin: AdminClient) -> None:
     topic = running.names("items")
     allow(admin, [(TOPIC, topic, "DESCRIBE")])
-    assert read_lag(AdminClient({**running.settings.kafka}), [topic], {}).ends == {topic: {0: 2}}
+    assert read_lag(silent_admin(running.settings.kafka), [topic], {}).ends == {topic: {0: 2}}
 
 
 _NEEDED = [

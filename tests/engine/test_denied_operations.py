@@ -23,6 +23,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from sluice.engine.publish.consumer_group import group_of
 from sluice.errors import AccessDenied, EngineError
+from sluice.kafka.brokers import silent_admin
 from sluice.kafka.dead_letter_topic import DeadLetterFilter
 from sluice.kafka.redrive import redrive
 from sluice.kafka.unread_records import read_lag
@@ -59,7 +60,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Embedded
 
 @pytest.fixture
 def admin(secured: tuple[EmbeddedKafka, int]) -> Iterator[AdminClient]:
-    admin = AdminClient({"bootstrap.servers": secured[0].bootstrap})
+    admin = silent_admin({"bootstrap.servers": secured[0].bootstrap})
     yield admin
     forget_rules(admin)
 
@@ -227,7 +228,7 @@ def test_a_lingering_run_needs_no_record_to_notice(running: Running, deny: Deny)
 def test_one_topic_that_may_not_be_described_hides_no_other(running: Running, deny: Deny) -> None:
     deny(TOPIC, running.names("items"), "DESCRIBE")
     topics = [running.names("items"), running.names("copies"), "nowhere"]
-    lag = read_lag(AdminClient({**running.settings.kafka}), topics, {})
+    lag = read_lag(silent_admin(running.settings.kafka), topics, {})
     assert lag.ends == {running.names("copies"): {0: 2}}, "a record and the end of its transaction"
     assert lag.denied == {running.names("items")}
     assert lag.missing(topics) == sorted(["nowhere", running.names("items")])

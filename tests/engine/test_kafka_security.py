@@ -15,7 +15,6 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AclBinding,
     AclOperation,
     AclPermissionType,
-    AdminClient,
     ResourcePatternType,
     ResourceType,
 )
@@ -29,7 +28,7 @@ from confluent_kafka.admin._scram import (
 from sluice.engine.read.kafka_records import read_ranges
 from sluice.errors import BrokersUnreachable, EngineError
 from sluice.kafka import range_reader
-from sluice.kafka.brokers import require_brokers, with_certificates
+from sluice.kafka.brokers import require_brokers, silent_admin, with_certificates
 from sluice.kafka.topics import read_topic, records_at
 from sluice.local.broker import EmbeddedKafka
 from sluice.settings import settings
@@ -92,7 +91,7 @@ def ports(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Po
     }
     with EmbeddedKafka(tmp_path_factory.mktemp("secure"), config=config) as broker:
         broker.create_topics({"sales": 1, "secret": 1})
-        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        admin = silent_admin({"bootstrap.servers": broker.bootstrap})
         # Everybody may read the topic `sales`, but only another user may use groups or read the
         # topic `secret`.
         rule_of_another = "User:another", "*", AclOperation.ALL, AclPermissionType.ALLOW
@@ -113,7 +112,7 @@ def ports(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Po
         ]
         for future in admin.alter_user_scram_credentials(credentials).values():
             future.result(20)
-        producer = Producer({"bootstrap.servers": broker.bootstrap})
+        producer = Producer({"bootstrap.servers": broker.bootstrap, "log_level": 0})
         producer.produce("sales", b"one")
         assert producer.flush(20) == 0
         yield found

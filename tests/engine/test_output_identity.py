@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import AdminClient
 from msgspec import Struct
 
 from sluice import Pipeline
 from sluice.engine.run import run_topics
 from sluice.errors import EngineError, OutputError
+from sluice.kafka.brokers import silent_admin
 from sluice.local.broker import EmbeddedKafka
 from sluice.operations.accepted_topics import accept_topics
 from sluice.operations.rebuild import Rebuild
@@ -57,11 +57,11 @@ def copies(running: Running) -> list[int]:
 
 
 def topics(running: Running) -> set[str]:
-    return {*AdminClient({"bootstrap.servers": running.bootstrap}).list_topics(timeout=20).topics}
+    return {*silent_admin({"bootstrap.servers": running.bootstrap}).list_topics(timeout=20).topics}
 
 
 def delete(running: Running, topic: str) -> None:
-    admin = AdminClient({"bootstrap.servers": running.bootstrap})
+    admin = silent_admin({"bootstrap.servers": running.bootstrap})
     admin.delete_topics([topic])[topic].result(20)
     while topic in admin.list_topics(timeout=20).topics:
         time.sleep(0.02)

@@ -14,7 +14,6 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AclBinding,
     AclOperation,
     AclPermissionType,
-    AdminClient,
     ResourcePatternType,
     ResourceType,
 )
@@ -69,7 +68,7 @@ class Secured:
             bindings.append(
                 AclBinding(ResourceType.TOPIC, topic, literal, user, "*", everything, permission)
             )
-        admin = AdminClient({"bootstrap.servers": self.broker.bootstrap})
+        admin = silent_admin({"bootstrap.servers": self.broker.bootstrap})
         for future in admin.create_acls(bindings).values():
             future.result(20)
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import msgspec
 import pytest
 from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
 from sluice.engine.read.source_identity import InputError, SourceIdentity
 from sluice.engine.run.driver_lease import Lease, this_process
+from sluice.kafka.brokers import silent_admin
 from sluice.kafka.topics import records_at
 from sluice.local.broker import EmbeddedKafka
 from sluice.operations.rebuild import Rebuild
@@ -47,7 +47,7 @@ class Input:
     def __init__(self, kafka: EmbeddedKafka, topic: str, ledger: Ledger) -> None:
         self.kafka, self.topic = kafka, topic
         self.config = {"bootstrap.servers": kafka.bootstrap}
-        self.admin = AdminClient({**self.config})
+        self.admin = silent_admin(self.config)
         self.guard = SourceIdentity(self.config, ledger.sources, REF, (topic,), ledger.audits)
         kafka.create_topics({topic: 2})
         self.send(10)
@@ -262,7 +262,7 @@ def test_a_pipeline_does_not_read_a_recreated_topic(start: Start, kafka: Embedde
     running.send("sales", sale("a"), sale("b"))
     running.run()
     before = running.everything()
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    admin = silent_admin({"bootstrap.servers": kafka.bootstrap})
     sales = running.names("sales")
     admin.delete_topics([sales])[sales].result(20)
     while sales in admin.list_topics(timeout=20).topics:

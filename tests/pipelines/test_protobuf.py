@@ -133,7 +133,7 @@ def test_poison_becomes_dead_letters() -> None:
     assert reasons == ["malformed", "unknown_schema", "schema", "contract", "malformed"]
     assert "$.id: the field is missing" in details[2]
     assert "$.kind" in details[3]
-    assert "no message at [5]" in details[4]
+    assert "no message with the indexes [5]" in details[4]
 
 
 def test_what_protobuf_lacks_is_an_error_when_the_file_is_loaded() -> None:

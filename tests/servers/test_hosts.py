@@ -444,5 +444,5 @@ def test_a_worker_that_hangs_is_unavailable_and_not_retried_at_once(
         assert page["workers"][1]["reason"] == "Timed out after 0.3 s."
         assert (
             hosts[0].get(COUNT).json()["workers"][1]["reason"]
-            == "Timed out recently; retried after 60 s."
+            == "Its state server timed out recently and gets no queries for 60 s."
         )

@@ -173,7 +173,7 @@ def test_an_older_standby_answers_only_for_the_snapshots_that_it_has(
     page = hosts[0].get(COUNT, limit=50).json()
     assert (page["partial"], page.get("standby"), page["snapshot"]["id"]) == (True, None, "1.1")
     assert page["workers"][1]["reason"].endswith(
-        "Its standby only has batch 0: read as_of=standby."
+        "Its standby only has batches up to 0: read as_of=standby."
     )
     assert hosts[0].get(f"{COUNT}/keys/{of_worker(1)}").status_code == 503
     # Every worker answers from the standbys' snapshot.

@@ -35,7 +35,7 @@ _HOW_TO_LOG_IN = (
     "Log in to Airflow, or send a token from POST /auth/token as Authorization: Bearer."
 )
 _TRUSTED: object = getattr(security, "USER_INJECTED_BY_TRUSTED_MIDDLEWARE", None)
-"""The mark that Airflow's middleware puts beside a user whose cookies it has checked; None before
+"""Airflow's middleware adds this marker to a request whose cookies it has checked. None before
 Airflow 3.3, where the token alone is enough."""
 
 _SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
@@ -58,7 +58,7 @@ class LoginRequired:
             return
         if scope["type"] == "http":
             bearer = _bearer(scope)
-            # Airflow looks for them in the same order.
+            # Like Airflow, prefer the token in the header to the token in the cookie.
             if bearer is not None:
                 user_of_request = partial(self._user, bearer, None)
             else:
@@ -92,15 +92,15 @@ class LoginRequired:
 
 
 async def _user_of(token: bytes, session_user: BaseUser | None) -> AirflowUser | None:
-    """Return the user to whom a token belongs, or None if the token is not or no longer valid."""
+    """Return the user to whom a token belongs; None if the token is invalid or has expired."""
     manager = get_auth_manager()
     try:
         if session_user is not None:
-            # The manager has already made the user from all of its cookies, so check only the
+            # Airflow's middleware has already made the user from all cookies, so check only the
             # token.
             await BaseAuthManager.get_user_from_token(manager, token.decode())
             return AirflowUser(session_user)
-        # Keycloak's manager returns None for a browser's token without the other cookies.
+        # Keycloak's manager returns None if a browser's token comes without the other cookies.
         user: BaseUser | None = await manager.get_user_from_token(token.decode())
     except (InvalidTokenError, UnicodeDecodeError):
         return None

@@ -26,14 +26,14 @@ def airflow_allows(user: BaseUser, pipeline: str, method: _DagMethod) -> bool:
     """Return whether Airflow lets a user read or edit the DAG of a pipeline.
 
     Block while Airflow reads its database, or asks another server. Raise PermissionUnknown if
-    that fails.
+    Airflow or that server fails.
     """
     details = DagDetails(id=pipeline, team_name=DagModel.get_team_name(pipeline))
     manager: Any = get_auth_manager()
     try:
         return bool(manager.is_authorized_dag(method=method, details=details, user=user))
     except Exception as error:
-        # An auth manager that asks another server raises the errors of the libraries that it uses.
+        # An auth manager that asks another server raises errors of its own libraries.
         log.exception("Airflow's auth manager has failed")
         raise PermissionUnknown(
             "Airflow's auth manager could not check your permissions."
@@ -48,7 +48,7 @@ class AirflowUser(Principal):
         self._permissions: dict[tuple[str, _DagMethod], asyncio.Future[bool]] = {}
 
     def renew(self, user: BaseUser) -> None:
-        """Ask for further permissions with the credentials of `user`, which may be newer."""
+        """Use the credentials of `user` from now on: they may be newer than the present ones."""
         self._user = user
 
     @property
@@ -73,7 +73,7 @@ class AirflowUser(Principal):
 
     async def _is_allowed(self, pipeline: str, method: _DagMethod) -> bool:
         permission = self._permissions.get((pipeline, method))
-        # A look-up that has failed is no answer, so the user's next request repeats it.
+        # A failed look-up gives no answer, so the user's next request repeats the look-up.
         if permission is None or (permission.done() and permission.exception() is not None):
             lookup = asyncio.to_thread(airflow_allows, self._user, pipeline, method)
             permission = self._permissions[pipeline, method] = asyncio.ensure_future(lookup)

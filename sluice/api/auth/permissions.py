@@ -2,8 +2,9 @@
 
 Every request has a principal: the user or the program that sends it. Every route asks the
 principal, through `routes.access`, whether it may see a pipeline. A user of Airflow may see a
-pipeline if Airflow lets the user read the pipeline's DAG, and may start its runs if the user may
-edit the DAG: `airflow_permissions.airflow_allows` decides. The holder of a state server's token may
+pipeline if Airflow lets the user read the pipeline's DAG. The user may start its runs if Airflow
+lets the user edit the DAG: `airflow_permissions.airflow_allows` decides. The holder of a state
+server's token may
 see every pipeline and start its runs.
 """
 

@@ -35,7 +35,8 @@ async def _read(request: Request, most: int) -> bytes:
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        # Compare the number of received bytes, because a request need not have a Content-Length.
+        # Compare the received bytes with the limit, because a request need not have a
+        # Content-Length.
         if len(body) > most:
             raise TooBig(f"The request exceeds the limit of {most:,} bytes.")
     return bytes(body)

@@ -39,8 +39,7 @@ class Payload:
     """
 
     member: str
-    """The name of the response's member with this content; empty if the content is the whole
-    body."""
+    """The response's member that has this content; empty if the content is the whole body."""
     content: bytes
     workers: tuple[WorkerStatus, ...]
     cursor: str | None = None
@@ -93,7 +92,7 @@ def age_seconds(since: datetime) -> float:
 
 
 def window_time(ms: int) -> datetime | None:
-    """Return a window's start or end from epoch milliseconds; None in a store without windows."""
+    """Return a window's start or end from epoch milliseconds; None if there is no window."""
     return None if ms == NO_WINDOW else utc_datetime(ms)
 
 
@@ -138,7 +137,7 @@ def provenance(pins: Sequence[Pin | PipelineSnapshot], workers: Iterable[WorkerS
     """Return the headers that say from which snapshots and workers a response comes.
 
     They name the snapshots, the workers that were unavailable, and the workers for which a standby
-    answered. A response with neither kind of workers also gets an ETag.
+    answered. If there are no such workers, the response also gets an ETag.
     """
     unavailable, standbys = [], []
     for worker in workers:
@@ -175,8 +174,8 @@ def _provenance(
             "cache-control": "no-store",
         }
     elif standbys:
-        # Once the worker itself answers again, the same snapshot has other headers, so a client
-        # must not store this response.
+        # When the worker itself answers again, the headers for the same snapshot change, so a
+        # client must not store this response.
         headers["cache-control"] = "no-store"
     else:
         headers |= {"etag": _etag(names), "cache-control": "private, no-cache"}

@@ -201,9 +201,9 @@ class App:
         services: Mapping[str, Any] | None = None,
     ) -> None:
         self._plain: dict[str, dict[str, ParameterReader]] = {}
-        """Path without parameters → HTTP method → the reader of the route."""
+        """Path without parameters → HTTP method → the reader of the route's parameters."""
         self._patterns: list[tuple[re.Pattern[str], dict[str, ParameterReader]]] = []
-        """Patterns of paths with parameters, and as for `_plain`, the readers of the routes."""
+        """Patterns of paths with parameters, and the readers by HTTP method, as in `_plain`."""
         paths: dict[str, dict[str, ParameterReader]] = {}
         for route in routes:
             readers = paths.get(route.path)
@@ -332,7 +332,7 @@ class ParameterReader:
                 values.setdefault(name, []).append(value)
             elif name not in self._names:
                 # The routes of the page are not in the OpenAPI description. They ignore unknown
-                # parameters, because other sites may add some to their links to the page.
+                # parameters, because other sites may add parameters to their links to the page.
                 if self.route.is_described:
                     raise self._unknown(name)
             elif name in values:

@@ -13,7 +13,7 @@ _IMPORT = re.compile(r'(?:from|import) "\./([\w.]+)"')
 
 @cache
 def first_view_modules(static: Path) -> tuple[str, ...]:
-    """Return the names of the scripts that the first view needs, whichever imports them.
+    """Return the names of the scripts that the first view imports, directly or indirectly.
 
     Without this list, a browser knows of a script only when it has read the script that imports it.
     """

@@ -21,7 +21,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,199}")
 STATIC = Path(__file__).parent / "static"
 
 # With these headers, browsers load content of the page only from the page's own server, and run no
-# script that is part of the page's text. So data from stores cannot run as scripts.
+# inline scripts. So data from stores cannot run as scripts.
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'self'; "
     "base-uri 'none'; form-action 'none'",

@@ -89,7 +89,11 @@ class Access:
             await asyncio.to_thread(add, pipeline, action, self.user.name, detail, run)
 
     async def require_edit(self, pipeline: str) -> None:
-        """Raise NotFound unless the user may read the pipeline, Forbidden unless also edit it."""
+        """Require that the user may edit the pipeline's DAG.
+
+        Raise NotFound if the user may not read the pipeline, and Forbidden if the user may read but
+        not edit it.
+        """
         await self.require_pipeline(pipeline)
         if not await self.user.may_edit(pipeline):
             raise Forbidden(f"You may read {pipeline!r} but not edit its DAG.")

@@ -15,8 +15,7 @@ from sluice.support.single_flight import SingleFlightCache
 API_STATE = "sluice_state"
 """The key, in a request's state, of the `ApiState` of a state server."""
 FIGURES_SECONDS = 2.0
-"""How long statistics about pipelines are cached, because computing them takes longer than a
-query."""
+"""How long statistics about pipelines are cached. Computing them takes longer than a query."""
 CACHE_SECONDS = 1.0
 """How long a complete response is cached, and therefore how long an unavailable worker can go
 unnoticed."""

@@ -43,7 +43,7 @@ MAX_STREAMS = 100
 _SEND_SECONDS = 30.0
 """How long a client may stop reading before its stream is closed."""
 
-# Without X-Accel-Buffering, nginx keeps events back until its buffer is full.
+# If X-Accel-Buffering were missing, nginx would keep events back until its buffer is full.
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 _EVENTS = "text/event-stream"
 
@@ -57,8 +57,9 @@ class _ChangesQuery(msgspec.Struct, frozen=True, kw_only=True):
 async def stream_changes(request: Request, query: _ChangesQuery) -> Response:
     """Server-sent events `snapshot`, one for each new snapshot, with the keys that changed.
 
-    The id of an event is the id of its snapshot. With the header Last-Event-ID, which browsers send
-    when they reconnect, the stream continues after that snapshot. An event `reset` instead of
+    The id of an event is the id of its snapshot. If the request has the header Last-Event-ID, which
+    browsers send when they reconnect, the stream continues after the snapshot with that id. An
+    event `reset` instead of
     `snapshot` means that the changed keys are unknown and everything must be read again.
     """
     access = await access_of(request)

@@ -7,7 +7,7 @@
         ...
 
 The routes are served under `/v1`. Like all routes, they require a log-in and the permission to read
-the pipeline's DAG, return problem documents for errors, send ETags, and appear in the OpenAPI
+the pipeline's DAG. They return problem documents for errors, send ETags, and appear in the OpenAPI
 description.
 """
 
@@ -241,7 +241,7 @@ class Routes:
         The function's first parameter is `Stores`. Its other parameters have the names of the
         parameters in the path and in the query string, and type annotations that msgspec supports.
         Parameters with a default are optional. The result is sent as JSON. In a path, `{name:path}`
-        also matches a text with slashes. Set `etag=False` if the answer depends on anything else
+        also matches a text with slashes. Set `etag=False` if the answer depends on anything other
         than the stores.
         """
 
@@ -274,7 +274,8 @@ def _route(
             f"{function.__name__}_parameters", fields, frozen=True, kw_only=True
         )
         answers = (hints["return"],)
-        # A type that msgspec does not support is an error now, and not at the first request.
+        # For a type that msgspec does not support, raise an error now, and not at the first
+        # request.
         msgspec.json.schema_components([parameters, *answers])
     except KeyError as error:
         name_without = error.args[0]

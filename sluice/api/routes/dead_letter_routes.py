@@ -81,7 +81,8 @@ class DeadLettersQuery(PipelineQuery, frozen=True, kw_only=True):
 class Redrive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The dead letters to re-drive.
 
-    Without a reason or a place, these are only the dead letters of records that could not be read.
+    If the request has neither `reason` nor `place`, only records that could not be read are
+    re-driven.
     """
 
     reason: Reason = ""
@@ -165,8 +166,8 @@ def _groups(matches: MatchingLetters, topics: Collection[str]) -> list[answers.D
 async def check_value(request: Request, query: PipelineQuery, given: Value) -> Response:
     """Check a value against the recorded contract of a topic, and write nothing.
 
-    The check finds missing fields, wrong types, nulls, choices and digits, but not everything that
-    a run may reject.
+    The check finds missing fields, wrong types, forbidden nulls, values outside the choices, and
+    too many digits. A run may reject a value for other reasons, too.
     """
     access = await access_of(request)
     generation = await access.generation(query.pipeline)

@@ -28,7 +28,7 @@ from sluice.observe.monitoring import LedgerFigures, newest_event
 router = Router("overview", "/v1/overview")
 
 _RECENT_BATCHES = 30
-"""How many batches the overview shows of each pipeline."""
+"""The number of batches that the overview shows for each pipeline."""
 _NO_DAG = DagState(paused=False, last_run=None)
 
 
@@ -45,7 +45,7 @@ class ChosenPipelines(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
 
     def chooses(self, overview: answers.Overview) -> bool:
-        """Return whether a pipeline is among these."""
+        """Return whether these filters choose a pipeline."""
         return (
             self.health in (None, overview.health)
             and self.owner in ("", overview.owner)
@@ -204,10 +204,10 @@ def _health(
         return PipelineHealth.RUNNING
     if calm == "paused":
         return PipelineHealth.PAUSED
-    # The run waits for the registry. Or it has failed, and is repeated until the registry is back.
+    # The run waits for the registry, or has failed and is repeated until the registry is back.
     if trouble == "waiting" and "registry" in kinds:
         return PipelineHealth.WAITING
-    # Airflow still shows the last run of a retired pipeline as failed. That is no failure any more.
+    # Airflow still shows the last run of a retired pipeline as failed. This is no longer a failure.
     if trouble == "failed" or (state == "failed" and calm != "retired"):
         return PipelineHealth.FAILED
     if trouble == "waiting":

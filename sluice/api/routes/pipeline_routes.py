@@ -39,14 +39,14 @@ router = Router("pipelines", "/v1/pipelines", 400, 404)
 _NO_SNIFF = {"X-Content-Type-Options": "nosniff"}
 
 MOST_RUNS = 200
-"""The most runs that a request gets from Airflow."""
+"""The largest number of runs that a request gets from Airflow."""
 
 Pipeline = Annotated[str, Meta(description="The pipeline's name.", max_length=200)]
 
 
 CHANGED_ONLY = "--changed-only"
-"""The option in the next step after stores have changed, if a rebuild of only those stores is
-possible."""
+"""A failure whose next step contains this option can be resolved by a run with the action
+`change`."""
 
 
 class Form(StrEnum):
@@ -120,7 +120,7 @@ class Action(StrEnum):
     DROP = "drop"
     """Remove the generation that a replay has built."""
     ROLL_BACK = "roll_back"
-    """Make the generation before the current one current again, after a promotion. The pipeline's
+    """Undo a promotion: make the earlier generation current again. The pipeline's
     file must be that of the earlier generation."""
     CHANGE = "change"
     """Compute only new and changed stores from the topics, delete the entries of removed stores,
@@ -151,7 +151,7 @@ class StartPause(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Resume(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The body of a request to resume a pipeline, which is empty."""
+    """The empty body of a request to resume a pipeline."""
 
 
 class TopologyQuery(PipelineQuery, frozen=True, kw_only=True):
@@ -200,7 +200,7 @@ async def list_batches(request: Request, query: BatchesQuery) -> Response:
 
 @router.get("/{pipeline}/history", answers.History, parameters=HistoryQuery)
 async def show_history(request: Request, query: HistoryQuery) -> Response:
-    """Add up the pipeline's batches and runs in a period, for each of its equal parts."""
+    """Divide a period into equal parts, and add up the pipeline's batches and runs in each part."""
     access = await access_of(request)
     info = await access.generation(query.pipeline)
     since, until = parse_moment("since", query.since), parse_moment("until", query.until)
@@ -226,7 +226,7 @@ async def list_runs(request: Request, query: RunsQuery) -> Response:
 async def list_finished_runs(request: Request, query: FinishedRunsQuery) -> Response:
     """Return the runs that ended in a period and what they cost, newest first.
 
-    They include runs from the command line. Runs are known for eight days.
+    They include runs from the command line. Runs are kept for eight days.
     """
     access = await access_of(request)
     await access.require_pipeline(query.pipeline)
@@ -347,7 +347,7 @@ async def list_workers(request: Request, query: PipelineQuery) -> Response:
 async def get_topology(request: Request, query: TopologyQuery) -> Response:
     """Return the pipeline's topology as text, or as an SVG drawing.
 
-    Before the first run, it comes from the pipeline's file.
+    If the pipeline has never run, the topology comes from the pipeline's file.
     """
     access = await access_of(request)
     await access.require_pipeline(query.pipeline)
@@ -359,7 +359,8 @@ async def get_topology(request: Request, query: TopologyQuery) -> Response:
             next_step="Use format=text.",
         )
     if query.form is Form.SVG:
-        # Names and expressions in a drawing come from an author, so scripts in it must not run.
+        # The pipeline's author chooses the names and expressions in a drawing, so scripts in the
+        # drawing must not run.
         headers = _NO_SNIFF | {
             "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox"
         }
@@ -379,7 +380,7 @@ async def _topology(access: Access, pipeline: str) -> tuple[str, str]:
 
 
 def failure_answer(failure: Failure) -> answers.Failure:
-    """Return a failure with its age and outlook."""
+    """Return the answer for a failure, with the failure's age and the action that resolves it."""
     return answers.Failure(
         kind=failure.kind,
         host=failure.host,

@@ -1,4 +1,4 @@
-"""The parameters of a query that select the snapshot which it reads."""
+"""Query parameters that select the snapshot to read."""
 
 from __future__ import annotations
 

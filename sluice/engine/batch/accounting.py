@@ -63,7 +63,7 @@ class PartitionResults:
     def count_records(self, outcome: RecordOutcome) -> Integers:
         """Count each record once, under the first `Outcome` that applies to any of its rows.
 
-        Returns each row's `undecided` number.
+        Returns the `undecided` number of each row (see `record_outcomes`).
         """
         best, undecided = outcome.decided()
         if outcome.records is None:
@@ -180,8 +180,8 @@ class RecordSinks:
     expectations: tuple[Expectation, ...]
     topics: Mapping[int, str]
     passes: tuple[tuple[str, str | None], ...]
-    """For each side of an operator after the stateless steps: the Boolean column that is true if a
-    record goes to this side, and a column (or None) that must then not be null."""
+    """Two columns for each side of an operator after the stateless steps. A record goes to this
+    side if the first column is true and the second column, if there is one, is not null."""
     failing: tuple[Failure, ...]
     dead_letters: str
 
@@ -263,7 +263,8 @@ class RecordSinks:
             "timestamp": chosen.column("_time"),
         }
         columns |= _position(chosen)
-        # Appended rows have no key. Their positions tell whether a repeated batch has written them.
+        # Appended rows have no key. A repeated batch finds the rows that it has already written by
+        # their positions.
         if sink.appends:
             columns |= results.row_places(sink, chosen, self.topics)
         records = pa.table(columns)
@@ -281,8 +282,8 @@ class RecordSinks:
     ) -> tuple[Mask, Mask]:
         """Return masks of the rows that a step rejected, and of those that it skipped.
 
-        Only the first failure of a record makes a dead letter. `offsets` are those of the rows'
-        records, or None if each record has one row.
+        Only the first failure of a record makes a dead letter. `offsets` has the offset of each
+        row's record; None if each record has one row.
         """
         rejected, skipped = np.zeros(batch.num_rows, bool), np.zeros(batch.num_rows, bool)
         dead_letters: dict[int, RejectedRecord] = {}
@@ -299,7 +300,8 @@ class RecordSinks:
             else:
                 rejected |= failed
             # Count a record once, even if other steps have turned it into several rows. The first
-            # rows may belong to the last record of the previous batch, which has been counted.
+            # rows may belong to the previous batch's last record, whose failure has been counted
+            # already.
             if offsets is not None:
                 last_offset = results.rejected.get(failure.column, -1)
                 failed_offsets = offsets[rows]
@@ -374,10 +376,10 @@ def columns_of_records(job: Job) -> dict[str, str]:
 def _position(batch: pa.RecordBatch) -> dict[str, pa.Array]:
     """Return the columns `sequence` and `origin`, from which the driver finds the order of records.
 
-    Empty in a job without operators.
+    Returns no columns if the job has no operators.
     """
-    # Without operators, results do not depend on the order across partitions, so records need no
-    # positions.
+    # If the job has no operators, results do not depend on the order across partitions, so records
+    # need no positions.
     if "_sequence" not in batch.schema.names:
         return {}
     source = batch.column("_source")[0].as_py()
@@ -409,7 +411,7 @@ def sources_of(batch: pa.RecordBatch) -> Iterator[tuple[int, int, Mask | None]]:
     """
     sources = batch.column("_source").to_numpy()
     partitions = batch.column("_partition").to_numpy()
-    # Most batches have one partition. Without a mask, the batch's columns are not copied.
+    # Most batches have one partition. They need no mask, so their columns are not copied.
     if (sources == sources[0]).all() and (partitions == partitions[0]).all():
         yield int(sources[0]), int(partitions[0]), None
         return

@@ -38,8 +38,8 @@ class BatchStart(msgspec.Struct, frozen=True):
     ranges: Sequence[Range] = ()
     """The records that the batch reads from Kafka, sorted by topic and partition."""
     stage_times: Mapping[str, int] = {}
-    """The other stream times, from which the stages continue. Empty while the previous batch's
-    stages are still running."""
+    """The stream times that only the stages use. Empty while the previous batch's stages are still
+    running."""
 
     shared: Mapping[str, SharedSnapshot] = {}
     """Store of another pipeline → where tasks read it."""
@@ -54,7 +54,7 @@ class BatchStart(msgspec.Struct, frozen=True):
         ranges: Sequence[Range] = (),
         shared: Mapping[str, SharedSnapshot] = MappingProxyType({}),
     ) -> Self:
-        """Return the start of a batch with these stream times.
+        """Return the start of a batch, with `times` divided into those for readers and for stages.
 
         For `read_clocks`, see `Job.read_clocks`.
         """
@@ -74,10 +74,10 @@ class BatchStart(msgspec.Struct, frozen=True):
 def _for_readers(start: BatchStart) -> BatchStart:
     """Return the part of a batch's start that the tasks that read records use.
 
-    It lacks the times up to which operators' windows are closed: only the stages use them. Without
-    an idle timeout, such a time increases to the stream time of the partition that is furthest
-    behind. A task that reads does not need this time, because it knows its partition's own stream
-    time. With an idle timeout, no task reads ahead.
+    It lacks the times up to which operators' windows are closed. If the pipeline has no idle
+    timeout, such a time is the stream time of the partition that is furthest behind. A task then
+    needs only its own partition's stream time, which is at least as late. If the pipeline has an
+    idle timeout, no task reads records before their batch's turn.
     """
     times: dict[str, int] = {}
     for name, time in start.read_times.items():
@@ -113,8 +113,8 @@ class RunningTask(NamedTuple):
 
     start: BatchStart
     worker: int
-    """For a task of a stage, the worker whose part the task runs. Rows name the worker, too, but a
-    task may have no rows."""
+    """For a task of a stage, the worker whose keys the task processes. Rows name the worker, too,
+    but a task may have no rows."""
 
 
 def task_on_spark() -> RunningTask:

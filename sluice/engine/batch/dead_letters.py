@@ -3,14 +3,14 @@
 - A record that cannot be decoded, or for which a stateless step fails, is a `RejectedRecord`. The
   task that reads it makes its dead letter (`dead_letter_records`), which a side output takes to the
   driver.
-- A failure of a step after an operator or a store makes a rejected row (`rejections.Rejected`),
-  from the operator's row or timer, or from the store's change. The driver makes the dead letters of
-  these rows (`dead_letters_of_steps`).
+- If a step after an operator or a store fails, its input becomes a rejected row
+  (`rejections.Rejected`). The input is the operator's row or timer, or the store's change. The
+  driver makes the dead letters of these rows (`dead_letters_of_steps`).
 - An output record that cannot be encoded, that does not fit its table, or that its topic does not
   accept, goes to `RejectedOutput`.
 
-The driver writes all of a batch's dead letters to the pipeline's topic, in the same transaction as
-the batch's output: `publish.output_writer`.
+The driver writes all of a batch's dead letters to the pipeline's topic of dead letters, in the same
+transaction as the batch's output: `publish.output_writer`.
 """
 
 from __future__ import annotations
@@ -201,10 +201,10 @@ class RejectedOutput:
         errors: Mapping[int, str],
         reason: str,
     ) -> pa.Array:
-        """Add the records that a sink cannot write. Return a mask of the other records.
+        """Add the records that a sink cannot write. Return a mask of the records that it can write.
 
         `records` have the columns `key`, `value` and perhaps `headers`. `errors` maps a record's
-        row to its error.
+        index in `records` to its error.
         """
         is_fine = np.ones(records.num_rows, bool)
         is_fine[list(errors)] = False
@@ -369,7 +369,7 @@ def _headers_of_sluice(headers: Sequence[Mapping[str, Any]]) -> list[Mapping[str
 
 
 def _without_streams_headers(headers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return a dead letter's headers without those of Kafka Streams that Sluice has written."""
+    """Return a dead letter's headers, without the Kafka Streams headers that Sluice has written."""
     first = _first_of_sluice(headers)
     of_sluice: list[Mapping[str, Any]] = []
     for each in headers[first:]:

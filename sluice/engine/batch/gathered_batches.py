@@ -26,7 +26,7 @@ def gathered(
 def combined(
     batches: Iterable[pa.RecordBatch], most_rows: int, most_bytes: int
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in record batches of about `most_rows` rows or `most_bytes` bytes.
+    """Yield the rows in record batches of about `most_rows` rows or `most_bytes` bytes.
 
     A record batch of this size is not copied.
     """

@@ -89,9 +89,9 @@ class IdleTime:
         """Return whether an upstream operator holds back results.
 
         If stream time advanced for this operator first, the results that the upstream operator
-        holds back could become late. A processor holds back only the results of its timers. They
-        have the timer's time, so the results of a timer that is not due yet cannot become late. A
-        processor therefore counts only if one of its timers is due at `now`.
+        holds back could become late. A processor holds back only the results of its timers. A
+        result has its timer's time, so the results of timers that are not yet due cannot become
+        late. A processor therefore counts only if one of its timers is due at `now`.
         """
         before = self._before(operator)
         for other in self._waiting:

@@ -50,7 +50,7 @@ def kafka_errors(action: str, kafka: Mapping[str, str]) -> Iterator[None]:
     """Convert Kafka's errors to EngineErrors that name the action and the brokers.
 
     An example of an action is "Reading the markers". If Kafka has denied an operation, raises
-    AccessDenied, which names the operation instead.
+    AccessDenied, which names the denied operation, not the action.
     """
     try:
         yield
@@ -87,7 +87,7 @@ def at(kafka: Mapping[str, str], reason: str = "") -> str:
 
 
 def next_step_for(reason: str) -> str:
-    """Return what to do after an error of Kafka's client, as the `next_step` of a Sluice error."""
+    """Return the advice after an error of Kafka's client, as the `next_step` of a Sluice error."""
     if "size too large" in reason:
         return (
             "Nothing from the batch was published. Raise max.message.bytes of the output's topic, "

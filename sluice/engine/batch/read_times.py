@@ -1,7 +1,7 @@
 """The stream times that the tasks of a batch report as soon as they have read the batch's records.
 
-Like all stats, these times also travel with the rows, but the driver gets the rows only when the
-shards are written. The tasks of the next batch continue from these times, and would have to wait
+These times also travel with the rows, like all stats. But the driver gets the rows only when the
+shards are written. The tasks of the next batch, which continue from these times, need not wait
 until then.
 """
 
@@ -16,8 +16,8 @@ from pyspark import AccumulatorParam, SparkContext
 class _Union(AccumulatorParam[dict[str, int]]):
     """Merges the times of tasks.
 
-    Each partition has its own names, and a task that runs twice reports the same times twice. Times
-    therefore never conflict.
+    The times never conflict: each partition has its own names, and a task that runs twice reports
+    the same times twice.
     """
 
     def zero(self, value: dict[str, int]) -> dict[str, int]:
@@ -28,10 +28,10 @@ class _Union(AccumulatorParam[dict[str, int]]):
 
 
 class ReadTimes:
-    """The stream times that the tasks of one batch at a time have reported after reading."""
+    """Collects the stream times that the tasks of the current batch report after reading."""
 
     def __init__(self, spark: SparkContext) -> None:
-        # Spark gives the driver the updates of a task before it starts anything that waits for the
+        # Spark gives a task's updates to the driver before it starts any work that depends on the
         # task.
         self._accumulator = spark.accumulator({}, _Union())
 

@@ -3,10 +3,11 @@
 The task that reads a record knows the outcome of most records. But only the task of an operator
 knows whether the operator uses a record: the record may be late for a session, or repeat an id. If
 a record only gives rows for operators, it therefore counts as applied at first. Each of these rows
-has a number, `undecided`: how many such rows the record has, and the record's outcome if no
-operator uses any of them. An operator reports the rows that it passes over. If such a row is its
-record's only row, the operator's task corrects the counts. Otherwise, the driver corrects the
-counts if all rows of the record were passed over, perhaps by operators of different workers.
+has a number, `undecided`. It encodes how many rows for operators the record has, and the record's
+outcome if no operator uses any of them. An operator reports the rows that it passes over. If such a
+row is its record's only row, the operator's task corrects the counts. Otherwise, the driver
+corrects the counts if all rows of the record were passed over, perhaps by operators of different
+workers.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from sluice.support.arrays import Indices, Integers, Mask
 
 
 class Outcome(IntEnum):
-    """The outcome of a record. If several apply to its rows, the first of them counts."""
+    """The outcome of a record.
+
+    If several outcomes apply to its rows, the one listed first counts.
+    """
 
     APPLIED = 0
     LATE = 1
@@ -93,7 +97,7 @@ class RecordOutcome:
         self.dropped = {"null_key": np.zeros_like(applied), "null_value": np.zeros_like(applied)}
 
     def decided(self) -> tuple[Integers, Integers]:
-        """Return two arrays: outcomes, assuming that operators use their rows, and `undecided`."""
+        """Return each row's outcome if operators use all of their rows, and its `undecided`."""
         masks = [self.applied, self.late, *self.dropped.values(), self.rejected, self.skipped]
         dropped = [PASSED_OVER[reason] for reason in self.dropped]
         outcomes = [Outcome.APPLIED, Outcome.LATE, *dropped, Outcome.REJECTED, Outcome.SKIPPED]
@@ -154,7 +158,7 @@ class PassedOver:
 def corrections(origins: Integers, outcomes: Integers) -> dict[tuple[int, int], Counter[str]]:
     """Return the corrections of each source's and partition's counts.
 
-    The records with these origins were counted as applied, but have these outcomes.
+    `origins` are records that were counted as applied, and `outcomes` are their actual outcomes.
     """
     by_partition: dict[tuple[int, int], Counter[str]] = {}
     # Records of the same source, partition and outcome get the same number.
@@ -170,7 +174,7 @@ def corrections(origins: Integers, outcomes: Integers) -> dict[tuple[int, int], 
 def corrected_counts(reports: Iterable[pa.Table], topics: Mapping[int, str]) -> BatchStats:
     """Return the corrections of a batch's counts, given the reports of all its stages.
 
-    `topics` has the number of each source → its topic.
+    `topics` maps a source's number to its topic.
     """
     table = pa.concat_tables([UNDECIDED.empty_table(), *reports])
     origins = np.asarray(table.column("origin"))

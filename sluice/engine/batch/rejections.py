@@ -67,7 +67,7 @@ def step_error(step: str, key: str | None, detail: str, timer: str = "") -> Reco
 
 
 def run_ending_error(caller: str, error: BaseException, subject: str) -> RecordFailed:
-    """Return the error that ends the run when an author's function fails without a wrong record.
+    """Return the error that ends the run if an author's function fails and no record is at fault.
 
     `caller` names the step, or another place that calls the function; `subject` names the record or
     timer.

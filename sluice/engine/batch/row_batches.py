@@ -81,7 +81,7 @@ class RowBatchWriter:
     def _copied_rows(self, table: pa.Table) -> Mask:
         """Return the mask of the rows to copy for every worker.
 
-        Leaves out rows on their way to a later stage: they were copied before an earlier stage.
+        Leaves out rows that earlier stages have passed on: they have been copied already.
         """
         copied = np.zeros(table.num_rows, bool)
         if self.copied and not self.to_all:

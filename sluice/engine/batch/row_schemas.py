@@ -125,7 +125,7 @@ def rows(count: int, columns: dict[str, pa.Array | int | bool | str | bytes]) ->
 def with_schema(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return the rows with exactly the schema `SCHEMA`.
 
-    Spark may have declared columns as not nullable, which is another schema.
+    Spark may have declared columns as not nullable, so that the schemas differ.
     """
     return pa.RecordBatch.from_arrays([batch.column(name) for name in SCHEMA.names], schema=SCHEMA)
 
@@ -256,7 +256,7 @@ def ranks(column: pa.ChunkedArray) -> Integers:
         are_equal = pc.all(pc.equal(column, column[0]), skip_nulls=False)
         if are_equal.as_py():
             return np.zeros(len(column), np.int64)
-    # Most texts and paths occur many times, so only the different values are compared.
+    # Most texts and paths occur many times, so only the distinct values are compared.
     codes = column.combine_chunks().dictionary_encode()
     different = len(codes.dictionary)
     rank_of = np.empty(different + 1, np.int64)

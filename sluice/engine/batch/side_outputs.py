@@ -225,7 +225,7 @@ class Collected:
 
     @property
     def row_bytes(self) -> int:
-        """The bytes of rows that all tasks of one kind have held, for the kind with the most."""
+        """The bytes of the rows that tasks have held, for the kind of task with the largest sum."""
         by_kind: Counter[str] = Counter()
         for stats in self._stats:
             by_kind.update(stats.row_bytes)
@@ -291,7 +291,7 @@ _UNDECIDED = "undecided-"
 
 
 def _file_of_task() -> Path | None:
-    """Return the file in which a chain leaves side outputs for the next chain; None without Spark.
+    """Return the file with a chain's side outputs for the next chain; None if Spark is not used.
 
     Both chains run in the same task of Spark. Spark deletes the file's folder at the end.
     """
@@ -304,7 +304,7 @@ def _file_of_task() -> Path | None:
     folder = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0]
     if context is None or not folder:
         return None
-    # Each attempt of a task has its own number, so it never reads what a failed attempt has left.
+    # Each attempt of a task has its own number, so it never reads the file of a failed attempt.
     return Path(folder, f"side-outputs-{context.taskAttemptId()}")
 
 
@@ -340,7 +340,10 @@ def _unpack_table(data: bytes | pa.Buffer) -> pa.Table:
 
 @contextlib.contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Pause garbage collection. Many short-lived values without cycles would trigger it often."""
+    """Pause garbage collection.
+
+    Many short-lived values would start it often, but none is in a cycle.
+    """
     gc.disable()
     try:
         yield

@@ -9,7 +9,7 @@ from sluice.engine.batch.row_batches import ROW_BATCHES
 from sluice.values.sql_text import quoted
 
 ROW_BATCH_TYPE = from_arrow_schema(ROW_BATCHES)
-"""The columns of row batches. Given DDL instead, Spark would load its parser, which delays a run's
+"""The columns of row batches. If this was DDL, Spark would load its parser, which delays a run's
 first record."""
 
 

@@ -127,8 +127,8 @@ class Storage:
         an epoch below `epoch`, can no longer write to any shard.
 
         `written` is the last batch whose output was written, according to its marker. The ledger
-        must know this batch. With an older ledger, Sluice would count records twice, or write other
-        records under the number of this batch.
+        must know this batch. Otherwise, Sluice would count records twice, or write other records
+        under the number of this batch.
         """
         require_usable_shards(self.locations)
         published = ledger.snapshots.last_batch(self.ref)
@@ -226,7 +226,8 @@ def damage(location: str, published: int, expected: Checksums | None, epoch: int
     """Describe how a shard differs from the state published up to a batch.
 
     Returns an empty text if the shard does not differ. `expected` are the published checksums, if
-    they are known. Raises StateError if the shard cannot be reached: it may then be intact.
+    they are known. Raises StateError if the shard cannot be reached, because the shard may be
+    intact.
     """
     try:
         with open_shard(location, to_write=True) as shard:

@@ -20,34 +20,31 @@ BEFORE_ALL = -1
 """Stream time before the first record."""
 
 CLOSED = ":closed"
-"""The key in the stream times for the time up to which all windows are closed."""
+"""Begins the name of the time, among the stream times, up to which all windows are closed."""
 
 SEEN = ":seen"
-"""The key in the stream times for the time at which a partition last had a record, by the batches'
-clock.
+"""Begins the name of the time, by the batches' clock, at which a partition last had a record.
 
 No store or step can have this name, because authors' names contain no colon.
 """
 
 ORDER = ":order"
-"""Among the stream times, the name of the largest Kafka timestamp that was read from a
-partition."""
+"""Begins the name of the largest Kafka timestamp that was read from a partition."""
 
 WALL = ":wall"
-"""Among the stream times, the name of the time at which a worker's earliest wall-clock timer of an
-operator is due."""
+"""Begins the name of the time at which an operator's earliest wall-clock timer on a worker is
+due."""
 
 DUE = ":due"
-"""Among the stream times, the name of the time at which an operator must send the earliest result
-that it holds back on a worker."""
+"""Begins the name of the stream time at which an operator must send the earliest result that it
+holds back on a worker."""
 
 IDLE = ":idle"
-"""Among the stream times, the name of the time of the last batch in which stream time advanced
-without records."""
+"""Begins the name of the time of the last batch in which stream time advanced without records."""
 
 OWN_TIMES = (ANNOUNCED, ANNOUNCED_FROM, CLOSED, DUE, IDLE, ORDER, SEEN, WALL)
-"""Names that are kept among the stream times but are no stream times of operators. Snapshots do not
-show them."""
+"""Times with these names are kept among the stream times, but are not stream times of operators.
+Snapshots do not show them."""
 
 OF_WORKERS = (DUE, WALL)
 """The names of the times that are kept for each worker."""
@@ -124,9 +121,9 @@ class StreamTimes:
         return self.times.get(f"{IDLE}/{clock}") == self.now
 
     def is_idle(self, topics: Iterable[str], number: int) -> bool:
-        """Return whether the topics' partitions with this number had no record for too long.
+        """Return whether the topics' partitions with this number are idle.
 
-        The limit is the idle timeout.
+        They are idle if they have had no record for longer than the idle timeout.
         """
         if self.idle_timeout_ms is None:
             return False
@@ -189,7 +186,7 @@ def spread_timers(times: Mapping[str, int], workers: int) -> dict[str, int]:
 
 
 def earliest_timer(times: Mapping[str, int]) -> int | None:
-    """Return when the earliest wall-clock timer of a job is due, epoch ms; None without a timer."""
+    """Return when a job's earliest wall-clock timer is due, epoch ms; None if there is no timer."""
     due: list[int] = []
     for name, time in times.items():
         if name.startswith(f"{WALL}/") and time >= 0:

@@ -25,7 +25,7 @@ def worker_shard(worker: int, location: str, token: str = "") -> Iterator[Shard]
 
 
 def damaged_state(shards: Mapping[int, tuple[str, str]]) -> DamagedState:
-    """Return the error for damaged shards: by worker, the shard's address and the reason."""
+    """Return the error for damaged shards: worker → the shard's address and the reason."""
     addresses = {worker: shown(location) for worker, (location, _) in shards.items()}
     sentences = []
     for worker, (_, reason) in shards.items():

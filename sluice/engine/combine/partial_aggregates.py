@@ -63,8 +63,8 @@ class PartialAggregates:
 
     values: tuple[tuple[tuple[str, PartialAggregate], ...], ...]
     scalar: tuple[bool, ...]
-    """For each store, whether its values are bare: the value of the only field, without an
-    object."""
+    """For each store, whether a value is the result of its only field, instead of an object of
+    fields."""
 
     @classmethod
     def of(cls, store_columns: Sequence[StoreColumn], types: Mapping[str, str]) -> Self:

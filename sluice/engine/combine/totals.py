@@ -37,8 +37,8 @@ _MOST_ROWS = 150_000
 """A task makes state rows once a group has this many combined rows in the task."""
 _SHARE_OF_OTHERS = 0.8
 """A task also makes state rows if the records that it has just combined have added many rows: at
-least this share of the number of earlier rows. Then few new records have the key and window of an
-earlier record."""
+least this share of the number of earlier rows. In this case, few new records have the key and
+window of an earlier record."""
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ def closed(groups: Iterable[AggregationGroup], times: StreamTimes) -> int:
     """Return the stream time up to which windows are closed.
 
     All groups have reached it in all partitions. The result is never smaller than in the previous
-    batch, so closed windows stay closed, even if a partition that was empty gets a record of an
+    batch. So closed windows stay closed, even if a partition that was empty gets a record of an
     earlier time.
     """
     reached: list[int] = []

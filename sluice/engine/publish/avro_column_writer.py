@@ -100,7 +100,7 @@ def _field(field: Field, sample: Any) -> Part:
 def _slot(node: Node, sample: Any, null: bytes | None) -> Part:
     """Return the writer of values.
 
-    Nulls are written as `null`. Without `null`, no value may be null.
+    Nulls are written as `null`. If `null` is None, no value may be null.
     """
     inner = present(node)
     branch: list[Piece] = []

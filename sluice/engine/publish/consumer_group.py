@@ -46,7 +46,7 @@ class ConsumerGroup:
         """Why the last attempt failed."""
         self._again_at = 0.0
         # The producer needs metadata of a group without members, which only a consumer can create.
-        # Without connection settings, this consumer connects to no broker.
+        # This consumer has no connection settings, so it connects to no broker.
         consumer = Consumer({"group.id": self.name, "log_level": 0})
         self._metadata = consumer.consumer_group_metadata()
         consumer.close()
@@ -105,4 +105,4 @@ class ConsumerGroup:
 
 
 _OF_PRODUCER = {KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, KafkaError._FENCED}
-"""Errors of the producer itself, which do not depend on what it sends."""
+"""Errors of the producer itself, which do not depend on the records that it sends."""

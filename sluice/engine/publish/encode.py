@@ -67,8 +67,8 @@ def encode_records(
 
     JSON is written unchanged, unless the author passed an encoder, which receives the decoded
     value. Records that cannot be encoded are added to `rejected`; if the sink has
-    `on_error="fail"`, they raise EngineError instead. `encoder_of` returns the encoder for a format
-    whose schemas are in a registry, and a topic. Raises RegistryAway.
+    `on_error="fail"`, they raise EngineError instead. `encoder_of` returns the encoder for a topic
+    and for a format whose schemas are in a registry. Raises RegistryAway.
     """
     table = _with_plain_values(latest_changes(sink, table))
     columns = {"key": table.column("key"), "value": table.column("value")}
@@ -144,7 +144,7 @@ def _with_plain_values(table: pa.Table) -> pa.Table:
 def _may_contain_json_text(values: pa.StringArray) -> bool:
     """Return whether the values contain `JSON_TEXT`.
 
-    The result may also be true if two neighboring values each contain a part of it.
+    The result may also be true if `JSON_TEXT` begins in one value and ends in the next.
 
     This searches the bytes of all values at once, because searching each value takes several times
     as long.
@@ -394,7 +394,7 @@ def headers_with_window(table: pa.Table) -> pa.Array:
 
 
 def _without_schemas(sink: Sink, headers: pa.ChunkedArray) -> Texts:
-    """Return headers without those that name the schemas of the records from which the values come.
+    """Return the headers without those that name the schemas of the input records.
 
     If bytes are passed on unchanged, these headers stay, because the bytes still have these
     schemas.

@@ -114,7 +114,7 @@ class RegisteredEncoder:
         try:
             return self(_decode(text))
         except msgspec.DecodeError:
-            return self(text)  # An enum, or the schema's type is not a text.
+            return self(text)  # The schema is an enum, or its type is not a text.
 
     @cached_property
     def _is_text(self) -> bool:

@@ -31,7 +31,8 @@ from sluice.engine.read.json_lines import (
 from sluice.support.arrays import present_values
 
 _FEWEST = 100
-"""Fewer texts are encoded one by one, because this is faster than the calls of Arrow and NumPy."""
+"""Fewer texts than this are encoded one by one, because this is faster than the calls of Arrow and
+NumPy."""
 _PIECE = 4_000
 """How many texts are encoded at once. If one of them does not fit, all of them are encoded one by
 one."""
@@ -41,7 +42,8 @@ _MOST_MISSES = 3
 """After this many pieces in a row that could not be encoded at once, most of the next pieces are
 encoded one by one."""
 _TRIED_AGAIN = 50
-"""Of the next pieces, one in this many is encoded at once again, to see whether this works now."""
+"""Of the pieces after that, one in this many is encoded at once, to see whether this works
+again."""
 
 
 @dataclass
@@ -64,8 +66,8 @@ class JsonColumnEncoder:
     def encode(self, texts: pa.Array, one_by_one: Callable[[int, pa.Array], pa.Array]) -> pa.Array:
         """Encode texts, none of which is null.
 
-        `one_by_one` encodes some of the texts. Its arguments are the index of the first of them,
-        and these texts.
+        `one_by_one` encodes some of the texts. It takes the index of the first of these texts, and
+        the texts.
         """
         encoded: list[pa.Array] = []
         for start in range(0, len(texts), _PIECE):

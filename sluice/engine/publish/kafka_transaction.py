@@ -77,7 +77,8 @@ _FAST: dict[str, str | bool] = {
     **ANY_SIZE,
 }
 _SLOW_S = 3.0
-"""After each further wait of this length, a writer checks whether the wait is useless."""
+"""A writer that waits for the broker checks after each period of this length whether the wait is
+useless."""
 _BATCH_BYTES = 1_000_000
 _DEAD_LETTER_HEADERS = 1 << 20
 """Bytes by which a dead letter may exceed the rejected record."""
@@ -173,8 +174,8 @@ class TransactionalOutput:
 
     def __enter__(self) -> Self:
         with kafka_errors("Starting the output's transactions", self._kafka):
-            # This call connects the client. Without a connection, the client would wait 0.5 s
-            # before it looks up the transaction coordinator.
+            # This call connects the client. If it was not connected, the client would wait 0.5 s
+            # before it looked up the transaction coordinator.
             self._producer.list_topics(self._writer.markers, TIMEOUT_S)
             # Fences older producers with this transactional id, and aborts their open transaction.
             with self._denial_named():
@@ -207,11 +208,11 @@ class TransactionalOutput:
 
         Each topic has a table with the columns `key`, `value` and optionally `headers`.
 
-        `state` is what the ledger will publish with the batch. Return the number of records per
+        `state` is published in the ledger together with the batch. Return the number of records per
         topic. A retried batch does not write its records again, except to topics that were added to
         the pipeline after the batch was written. Raise BatchDiffers if the records for the other
-        topics differ from the records that were written. Raise WentBack if this or a later batch
-        was written with other records, because the ledger no longer knows it.
+        topics differ from the records that were written. Raise WentBack if the ledger has lost a
+        written batch: this or a later batch was written with other records.
         """
         self._require_next(batch)
         marker = self._marker if batch.number == self.last_batch else None

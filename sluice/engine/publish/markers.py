@@ -30,7 +30,8 @@ from sluice.state.shard.shard import Checksums
 from sluice.values.record_places import Range
 
 MARKER_SETTINGS: Mapping[str, str] = {"cleanup.policy": "compact", **STAMPED_BY_BROKER}
-"""The settings of a topic of markers. The broker stamps the records, and so shows its clock."""
+"""The settings of a topic of markers. The broker sets the records' timestamps, which therefore show
+its clock."""
 _REGISTRATION = "registration"
 
 

@@ -54,7 +54,7 @@ class TopicsOutput(Protocol):
     ) -> dict[str, int]:
         """Write a batch's records and its marker atomically.
 
-        Return the number of records per topic. `state` is what the ledger will publish with the
+        Return the number of records per topic. `state` is published in the ledger together with the
         batch.
         """
 
@@ -131,8 +131,8 @@ class OutputWriter:
         for destination, rows_of_tables in rows.items():
             batch_id = BatchId(self.generation, batch.number, batch.begun)
             written |= self.destinations.tables[destination].write(batch_id, rows_of_tables)
-        # Sorting and encoding many records has freed memory. Release it, because the client needs
-        # it for its queue.
+        # Sorting and encoding many records has freed memory. Release this memory, because the
+        # client needs it for its queue.
         release_memory_after_rows(sum(table.num_rows for _, table in records))
         # A batch without records is sent, too, because the transaction's marker names the batch.
         return written | self.destinations.topics.send(batch, records, state)
@@ -262,8 +262,8 @@ def _operator_records(job: Job, collected: Collected) -> Iterator[tuple[Sink, pa
                 unread.update(SORT_KEY)
             names = [name for name in of_sink.column_names if name not in unread]
             columns = columns_named(of_sink, names)
-            # First free the columns that no later step reads. Then free each other column when its
-            # copy is made.
+            # First free the columns that no later step reads. Then free each remaining column as
+            # soon as it has been copied.
             del of_sink
             for name in names:
                 columns[name] = columns[name].take(order)

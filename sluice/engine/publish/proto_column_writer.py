@@ -264,7 +264,7 @@ def _digits(amounts: pa.Array) -> pa.Array:
 
 
 def _after_point(fractions: npt.NDArray[np.int64]) -> pa.Array:
-    """Return the decimal point and the fraction's digits; empty without a fraction."""
+    """Return the decimal point and the fraction's digits; empty if there is no fraction."""
     hundredths, rest = np.divmod(fractions, 10_000)
     if not rest.any():
         return _HUNDREDTHS.take(pa.array(hundredths))

@@ -1,9 +1,9 @@
 """Publishes a batch: writes the shards, the output, and then the snapshot in the ledger.
 
-The snapshot has the offsets up to which records have been read, so both are committed at once
-(`state/ledger/snapshots.py`); `consumer_group.py` copies the offsets to Kafka for other tools.
-Readers see a batch from the moment when the ledger has its snapshot (`Publisher._make_visible`).
-Every earlier step can be repeated after a crash with the same result.
+The snapshot has the offsets up to which records have been read, so snapshot and offsets are
+committed at once (`state/ledger/snapshots.py`). `consumer_group.py` copies the offsets to Kafka for
+other tools. Readers see a batch from the moment when the ledger has its snapshot
+(`Publisher._make_visible`). Every earlier step can be repeated after a crash with the same result.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class IdentityCheck(Protocol):
     """The identity of the run's topics, or a test driver's stand-in."""
 
     def check_batch(self, read: Sequence[SourceAudit]) -> Sequence[SourcePartition]:
-        """Raise EngineError if a topic has lost the records before those of a batch.
+        """Raise EngineError if a topic has lost records that precede the records of a batch.
 
         Return all partitions that are read, with their last records up to this batch.
         """
@@ -242,8 +242,8 @@ class Publisher:
         if not result.is_empty:
             self._expire_windows(batch, result.stream_times)
         audit = self._audit(batch, collected)
-        # If a topic was deleted and created again, or truncated, do not publish the batch: a source
-        # has other records at the same offsets, or an output lacks earlier records.
+        # If a topic was deleted and created again, or truncated, do not publish the batch. A source
+        # then has other records at the same offsets, or an output lacks earlier records.
         read: Sequence[SourceAudit] = ()
         checksums: dict[str, Checksums] = {}
         if audit is not None:
@@ -324,7 +324,10 @@ class Publisher:
         return dead_letters
 
     def _audit(self, batch: BegunBatch, collected: Collected) -> Audit | None:
-        """Audit the batch; None without an auditor. Quarantines shards that have lost commits."""
+        """Audit the batch.
+
+        Return None if there is no auditor. Quarantines shards that have lost commits.
+        """
         if self.auditor is None:
             return None
         try:

@@ -37,7 +37,7 @@ class StateRows(Protocol):
 
     @property
     def spark(self) -> SparkSession | None:
-        """The session that computes the rows; None without Spark."""
+        """The session that computes the rows; None if Spark is not used."""
 
     def write(self) -> pa.Table:
         """Compute each worker's rows, and write them to its shard.
@@ -66,9 +66,9 @@ class ShardWriter(TaskOfBatch):
     """Writes one worker's changed state rows.
 
     It takes the worker's rows, with the columns of `SCHEMA`. It yields side outputs, in the form of
-    row batches: the side outputs that earlier tasks have sent to this worker, the number of state
-    rows written, and the rows that the driver turns into output records. The numbers in `wanted`
-    and `tables` are group ids.
+    row batches. These are the side outputs that earlier tasks have sent to this worker, the number
+    of state rows written, and the rows that the driver turns into output records. The numbers in
+    `wanted` and `tables` are group ids.
     """
 
     locations: tuple[str, ...] = field(repr=False)
@@ -76,7 +76,8 @@ class ShardWriter(TaskOfBatch):
     """The groups whose changes the driver needs: groups with outputs, and global tables that these
     outputs look up."""
     tables: frozenset[int]
-    """Global tables. Every worker has them, so only the first worker returns their changes."""
+    """Global tables. Every worker has all of their rows, so only the first worker returns their
+    changes."""
     stores: frozenset[int]
     """The numbers of the operators with stores."""
     with_headers: frozenset[int]
@@ -166,7 +167,7 @@ class ShardWriter(TaskOfBatch):
     def _changed_rows(self, rows: pa.Table) -> pa.Table:
         """Return one sorted row for each key and window.
 
-        For a group, it is the sum of the rows; otherwise, it is the last change.
+        For a group, this row is the sum of the rows; otherwise, it is the last change.
         """
         # Leave out rows without a key: they belong to no store.
         rows = sorted_rows(_chosen(rows, rows.column("key").is_valid()), then_by=SORT_KEY)
@@ -207,8 +208,8 @@ class ShardWriter(TaskOfBatch):
 
         def added_up() -> Iterator[RowColumns]:
             nonlocal replaced
-            # Turn only one page of rows at a time into Python objects, because these take several
-            # times as much memory.
+            # Turn only one page of rows at a time into Python objects, because the objects take
+            # several times as much memory as the rows.
             for page in pages_of(state_rows):
                 ids = ids_of(page)
                 # Read only versions before this batch: a repeated batch must not add to its own

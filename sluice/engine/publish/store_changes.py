@@ -34,8 +34,8 @@ def change_records(
     results: list[tuple[Sink, pa.Table]] = []
     rejected: list[RejectedRow] = []
     for output in outputs:
-        # Turn only one page of changes at a time into Python objects, because these take several
-        # times as much memory.
+        # Turn only one page of changes at a time into Python objects, because the objects take
+        # several times as much memory as the page.
         changes: Iterable[pa.Table] = collected.changes([output.sink.group])
         if output.why_spark and (pages := [*changes]):
             # Starting a Spark query costs more than computing its changes, so one query computes

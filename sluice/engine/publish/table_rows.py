@@ -35,8 +35,8 @@ def table_rows(
 ) -> Rows:
     """Return the rows for output records.
 
-    `table` has the columns `key` and `value`, and those of the rows' identity: the window's bounds
-    if the sink is windowed, else the record's position.
+    `table` has the columns `key` and `value`, and columns that identify the row: the window's
+    bounds if the sink is windowed, else the record's position.
 
     Records that do not fit are added to `rejected`; if the sink has `on_error="fail"`, they raise
     EngineError instead.
@@ -146,7 +146,7 @@ def _reject_errors(
 ) -> pa.Table:
     """Reject the records that do not fit, and return the rest.
 
-    With `on_error="fail"`, raise EngineError instead.
+    If the sink has `on_error="fail"`, raise EngineError instead.
     """
     if sink.on_error == "fail":
         row, why = next(iter(errors.items()))
@@ -165,9 +165,9 @@ def with_positions(job: Job, rows: pa.Table) -> pa.Table:
 
     Rows that the clock causes, such as the results of timers, come from no record. Their topic is
     empty, and their offset is the time at which they were due, in epoch ms. Their row number is a
-    hash of the operator, the key, the timer's name, the number of the record or timer that set the
-    timer, and the number of the result. Their position therefore does not depend on the batch in
-    which the timer fires.
+    hash. It covers the operator, the key, the timer's name, the number of the record or timer that
+    set the timer, and the number of the result. Their position therefore does not depend on the
+    batch in which the timer fires.
     """
     topics = job.topics_by_source
     places: list[tuple[str, int, int, int]] = []

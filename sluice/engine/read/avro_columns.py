@@ -1,6 +1,6 @@
 """Decodes the Avro of many values at once to columns, field by field instead of value by value.
 
-All values are in one buffer. A decoder has an array with a place in this buffer for each value,
+All values are in one buffer. A decoder has an array with a place in this buffer for each value. It
 reads one field of all values with a few calls of NumPy, and moves all places on. This takes a
 fraction of the time of decoding each value to an object. As with JSON (see `json_columns`), the
 columns are used only if the values are proven to be valid: each place must end exactly where its
@@ -151,7 +151,7 @@ class AvroColumns:
         """Return a name and a function for each field of a writer's record, in their order.
 
         The name is empty for a field that the contract lacks, and the function then skips it.
-        Then come the constants of the fields that the writer lacks.
+        The constants of the fields that the writer lacks come last.
         """
         by_written: dict[str, inspect.Field] = {}
         constants: list[tuple[str, Any]] = []
@@ -608,7 +608,8 @@ def skipper(node: Node) -> Skip:
         case Primitive(kind="boolean"):
             return _booleans
         case Primitive(kind="string"):
-            # Read the text, because a value whose bytes are not UTF-8 is invalid.
+            # Decode the text instead of skipping it: if its bytes are not UTF-8, the value is
+            # invalid.
             return _strings
         case Primitive(kind="bytes"):
             return Data.move_over_bytes

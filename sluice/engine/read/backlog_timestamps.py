@@ -165,7 +165,7 @@ class KafkaTimestamps:
             yield records
             counts[records.partition] += len(records.messages)
             if counts[records.partition] >= count:
-                # Leave the partition, because the client would fetch the rest of it while it waits
-                # for another one.
+                # Leave the partition: otherwise, the client would fetch the rest of it while it
+                # waits for records of another partition.
                 self.reader.leave(records.partition)
         self.reader.pause()

@@ -2,8 +2,8 @@
 
 `ValueDecoder.decode` first decodes the values, and then rejects values of three kinds: ambiguous
 JSON, which msgspec accepts; values that Spark cannot read back; and decimals with too many digits.
-For each kind, it first tests the whole batch at once, which is fast. Only if this test fails does
-it check the values one by one.
+For each kind, it first tests the whole batch at once, which is fast. If this test fails, it checks
+the values one by one.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class ValueDecoder:
             texts.take(others).to_pylist(), keys.take(others), headers.take(others)
         )
         if kept:
-            # Some of these values are nulls and valid, so they need rows, too.
+            # Some of these values are valid nulls. They need rows, too, so do not use the columns.
             return None
         rejected: list[RejectedRecord] = []
         for letter in dead_letters:
@@ -425,7 +425,7 @@ class ValueDecoder:
     def _unproved(
         self, texts: list[bytes | None], decoded: DecodedValues
     ) -> Iterator[tuple[int, bytes]]:
-        """Yield the place and JSON of each value that may be ambiguous, by its quotation marks."""
+        """Yield the place and JSON of each value whose quotation marks do not exclude ambiguity."""
         count_quotes = self._count_quotes
         for place, (row, value) in enumerate(zip(decoded.rows, decoded.values, strict=True)):
             text = texts[row]
@@ -439,8 +439,8 @@ class ValueDecoder:
 
         This counts quotation marks instead of parsing the JSON again: 1 µs instead of 6 µs for a
         record of five fields. The fields and strings of a value determine the least number of
-        quotation marks in its JSON. If the batch's texts together have just the sum of these
-        numbers, no text has an additional field.
+        quotation marks in its JSON. If all texts of the batch together have exactly the sum of
+        these numbers, no text has an additional field.
         """
         if self._count_quotes is None:
             return False
@@ -462,7 +462,7 @@ class ValueDecoder:
     @cached_property
     def _check_amounts(self) -> Callable[[Any], None] | None:
         if self._has_models:
-            # pydantic has decided which texts are amounts.
+            # pydantic has already decided which texts are amounts.
             return None
         return contract_parts.amount_check(self.source.value_class)
 
@@ -546,7 +546,7 @@ class ValueDecoder:
     def _collectors(
         self, kind: type[msgspec.inspect.Type]
     ) -> list[tuple[str, Callable[[Sequence[Any]], list[Any]]]]:
-        """Return the path of each part of the contract of this kind, and its values' collector."""
+        """Return, for each part of the contract that has this kind, its path and its collector."""
         collectors: list[tuple[str, Callable[[Sequence[Any]], list[Any]]]] = []
         for part in contract_parts.parts_of(self.source.value_class):
             if isinstance(part.kind, kind):

@@ -18,7 +18,7 @@ from sluice.values.json_limits import MOST_LEVELS, is_surely_shallow
 def refuse_duplicates(text: bytes) -> Any:
     """Decode JSON. Raises DuplicateField, with the field's name, if a field occurs twice.
 
-    Numbers may be numbers or text.
+    Numbers in the result may be numbers or texts.
     """
     try:
         value = _decode(text)
@@ -60,7 +60,7 @@ def _are_plain(texts: Sequence[bytes]) -> bool:
 
 
 def _count_quotes(text: bytes) -> int:
-    """Return the number of quotation marks around strings in JSON, without those in strings."""
+    """Return the number of quotation marks around strings in JSON, without those inside strings."""
     count = text.count(b'"')
     if b"\\" in text:
         count -= text.replace(b"\\\\", b"").count(b'\\"')

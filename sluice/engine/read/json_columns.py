@@ -58,7 +58,8 @@ from sluice.values.json_limits import MOST_LEVELS
 from sluice.values.registry_formats import RegistryFormat
 
 _FEWEST = 100
-"""Fewer texts are decoded one by one, because starting Arrow's reader would take longer."""
+"""Fewer texts than this are decoded one by one, because starting Arrow's reader would take
+longer."""
 PIECE = 4_000
 """How many texts are read at once. One invalid text makes a whole piece slow, and each piece has a
 fixed cost: the time of about 250 texts."""

@@ -61,7 +61,7 @@ class KafkaRecords(TaskOfBatch):
         ranges = [part for part in task.start.ranges if part.topic in self.topics]
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                # The stream numbers the tasks of successive batches consecutively.
+                # The stream gives the tasks of successive batches consecutive numbers.
                 yield from read_ranges(self.kafka, ranges[number % self.tasks :: self.tasks])
 
 

@@ -6,8 +6,8 @@ several small batches give the same results as one large batch.
 
 A batch ends at a time T: it takes all records with a sequence below T. Kafka's index of timestamps
 finds a suitable T in a few requests. But the index includes transaction markers and aborted
-records, which readers of committed records do not see and whose timestamps may be years later than
-the neighbouring records' timestamps. The search therefore continues in the records themselves, from
+records. Readers of committed records do not see these, and their timestamps may be years later than
+those of the neighbouring records. The search therefore continues in the records themselves, from
 the offset that the index gives.
 """
 
@@ -126,7 +126,7 @@ class Backlog:
 
         Return None if the index does not help.
 
-        This is a binary search for the time at which the batch ends: according to the index, a
+        This is a binary search for the time at which the batch ends. According to the index, a
         batch that ends at time `low` has too few records, and a batch that ends at time `high` has
         too many.
         """
@@ -134,7 +134,7 @@ class Backlog:
         best: Offsets = {}
         interpolates = True
         while high - low > 1 and low_count < aim * _ENOUGH:
-            # Every second round interpolates by the numbers of records, and the others halve the
+            # Every second round interpolates by the numbers of records. The other rounds halve the
             # interval: if timestamps are unevenly distributed, interpolation alone would approach
             # the time in tiny steps.
             share = (aim - low_count) / (high_count - low_count) if interpolates else 0.5
@@ -166,8 +166,8 @@ class Backlog:
     def _exact_ends(self, time: int, starts: Offsets, spare: int) -> dict[Partition, int] | None:
         """Return the offset of each partition's first record with a sequence of at least `time`.
 
-        The search begins at `starts`. Returns None if it adds more than `spare` records to the
-        batch.
+        The search begins at `starts`. Returns None if these offsets add more than `spare` records
+        to the batch.
         """
         ends: dict[Partition, int] = {}
         searched: dict[Partition, int] = {}
@@ -191,7 +191,7 @@ class Backlog:
                 return None
             # Usually the first record from the index's offset on has a timestamp of at least
             # `time`. Otherwise, the offset belongs to a transaction's marker or to aborted records.
-            # Then read many records at once.
+            # In this case, read many records at once.
             count = _READ_AT_ONCE
         self._since = time
         return ends

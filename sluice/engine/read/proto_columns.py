@@ -1,9 +1,9 @@
 """Decodes many Protobuf messages at once to columns, with NumPy.
 
 As with Avro (see `avro_columns`), all values are in one buffer, with a place in it for each. The
-fields of a message may come in any order, so the values are read in rounds: in each round, every
-value has one field read, and the values with the same field are read together. The columns are used
-only if all values are proven to be valid.
+fields of a message may come in any order, so the values are read in rounds. In each round, one
+field of every value is read, and the values with the same field are read together. The columns are
+used only if all values are proven to be valid.
 """
 
 from __future__ import annotations

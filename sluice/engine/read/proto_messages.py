@@ -119,7 +119,7 @@ def _single(field: Any) -> Plain | None:
         return plain_reader(field.message_type)
     if field.enum_type is not None:
         names = {value.number: value.name for value in reversed(field.enum_type.values)}
-        # Keep a number that has no name. The contract rejects it only if it reads this field.
+        # Keep a number that has no name. If the contract reads this field, it rejects the number.
         return lambda number: names.get(number, number)
     return None
 

@@ -226,7 +226,7 @@ class RecordKeys:
 
         def decode_checked(text: bytes) -> Any:
             value = decode(text)
-            # Only this checks Kafka's key for a field that occurs twice.
+            # No other check finds a field that occurs twice in Kafka's key.
             check(refuse_duplicates(text))
             return value
 

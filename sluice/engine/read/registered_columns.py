@@ -37,7 +37,8 @@ from sluice.values.registered_schemas import (
 )
 
 _FEWEST = 50
-"""Fewer values of a schema are read one by one, because this is faster than the calls of NumPy."""
+"""Fewer values of a schema than this are read one by one, because this is faster than the calls of
+NumPy."""
 _MOST_MISSES = 3
 _SMALL_PIECE = 400
 """How many values are read at once after a piece with an invalid value. An invalid value makes its
@@ -228,7 +229,7 @@ class RegisteredColumns:
     def _named_in_headers(
         self, texts: pa.Array, headers: pa.Array | None
     ) -> tuple[dict[SchemaRef, Places | None], Places] | None:
-        """Return the rows of each schema, and where their data begin; None without such headers."""
+        """Return each schema's rows, and where their data begin; None if headers name no schema."""
         if headers is None or not self._is_named_in_headers(headers):
             return None
         rows: dict[SchemaRef, list[int]] = {}
@@ -257,7 +258,7 @@ def _ids(data: Data, begins: Places, ends: Places) -> dict[SchemaRef, Places | N
 
 
 def _message(data: Data, begins: Places, ends: Places) -> tuple[int, Places]:
-    """Return the message's number, the same for all values, and where the messages begin."""
+    """Return the number of the message type, equal for all values, and where messages begin."""
     if (ends - begins).min() < 1:
         raise UnsureError
     first = data.bytes[begins]

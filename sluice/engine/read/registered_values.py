@@ -402,7 +402,7 @@ def _referred_schemas(schema: RegisteredSchema, declared: Any) -> Any:
 
 
 def schema_header(headers: str | None, name: str) -> bytes | None:
-    """Return the last header of this name, given a record's headers as JSON; None without one."""
+    """Return the last header of this name, given a record's headers as JSON; None if missing."""
     if not headers or name not in headers:
         return None
     found: bytes | None = None

@@ -164,7 +164,7 @@ def _lost(
     for source in sources:
         topic = now.get(source.topic)
         if topic is None or topic.id != source.topic_id:
-            # Describe this once for the topic, not for each of its partitions.
+            # Describe the loss once for the topic, not for each of its partitions.
             if source.partition == 0 and topic is None:
                 yield f"{source.topic} was deleted"
             elif source.partition == 0:

@@ -1,4 +1,7 @@
-"""Reads headers of single records again. Dead letters need them if a step's rows lack them."""
+"""Reads headers of single records again.
+
+Dead letters need these headers if the rows of the failed step do not have them.
+"""
 
 from __future__ import annotations
 

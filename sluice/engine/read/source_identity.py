@@ -2,7 +2,7 @@
 
 Spark identifies a topic only by name and offset. If a topic was deleted, created again and has
 grown longer than the old topic, Spark would continue at the old topic's offset and silently skip
-records. It would also skip records if a partition lost its last records and grew again, after an
+records. Spark would also skip records if a partition lost its last records and grew again, after an
 unclean election of a leader or after a broker's disk was restored. Therefore the ledger keeps, for
 each partition, the fingerprint of the last record that was read. A run compares this fingerprint
 with the record that is now at the same offset.
@@ -188,7 +188,7 @@ class SourceIdentity:
         read: Sequence[SourceAudit],
         ids: Mapping[str, str] | None = None,
     ) -> list[SourcePartition]:
-        """Raise InputError if a topic no longer has the records before those that a batch has read.
+        """Raise InputError if a topic has lost records that precede the records of a batch.
 
         `read` are the partitions of the batch, which is not published yet. A partition that was
         truncated and has grown again has new records with a new leader epoch. So the last record of
@@ -274,7 +274,7 @@ def describe_topics(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str
         with kafka_errors("Reading the topics' offsets", kafka):
             described: dict[str, TopicState] = {}
             for name, topic_id in ids.items():
-                # Without a name, the broker would describe every topic of the cluster.
+                # If no topic was named, the broker would describe every topic of the cluster.
                 if (
                     partitions := consumer.list_topics(name, timeout=TIMEOUT_S)
                     .topics[name]
@@ -311,7 +311,7 @@ def _check_range(
     begun: Mapping[str, int],
     pipeline: str,
 ) -> None:
-    # For a partition in both, the offset in `done` takes precedence over that in `begun`.
+    # If a partition is in both, its offset in `done` takes precedence.
     for partition, position in {**begun, **done}.items():
         number = int(partition)
         if number >= len(topic.ends):

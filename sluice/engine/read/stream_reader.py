@@ -172,8 +172,8 @@ class RecordReader(TaskOfBatch):
     ) -> pa.RecordBatch:
         """Drop and count a global table's records without a key, for every value of `on_error`.
 
-        Kafka Streams drops them, too, but first reads their values. For other tables, their
-        operators drop such records.
+        Kafka Streams drops them, too, but first reads their values. Such records of
+        other tables are dropped by the tables' operators.
         """
         store = self.global_stores.get(output.topic)
         decoder = self.decoders[output.topic]
@@ -422,7 +422,8 @@ class StreamReader(RecordReader):
     ) -> dict[str, pa.Array]:
         """Return the rows' columns.
 
-        With `replace_invalid`, `clock` replaces invalid times if the source's policy is "clock".
+        If `replace_invalid` is true, `clock` replaces invalid times if the source's policy is
+        "clock".
 
         `clock` is the time at which the batch began, in epoch ms.
         """

@@ -147,8 +147,8 @@ class ValueColumns:
     ) -> pa.Array:
         """Return the event times in ms: the declared field, or else the record's timestamp.
 
-        The timestamp also replaces a missing value of the field. With `WALL_CLOCK`, every record
-        gets the batch's time, `clock`.
+        The timestamp also replaces a missing value of the field. If the event time is `WALL_CLOCK`,
+        every record gets the batch's time, `clock`.
         """
         if self.source.event_time == WALL_CLOCK:
             return pa.repeat(pa.scalar(clock, pa.int64()), len(values))
@@ -173,8 +173,8 @@ class ValueColumns:
         """
         match self.source.time_unit:
             case Unit.SECONDS:
-                # Without limits, the product of a number that is too large
-                # could overflow to a valid time.
+                # If the numbers were not limited first, the product of a large number could
+                # overflow to a valid time.
                 most = (2**63 - 1) // 1000
                 keeps_nulls = pc.ElementWiseAggregateOptions(skip_nulls=False)
                 at_least = pc.max_element_wise(numbers, -most, options=keeps_nulls)
@@ -203,8 +203,8 @@ def _has_enums(fields: list[Any]) -> bool:
 
 
 def _milliseconds(times: pa.Array) -> pa.Array:
-    # With a zone, Arrow would look up the zone's offset for each time, which takes ten times as
-    # long as the rest.
+    # If the times had a zone, Arrow would look up the zone's offset for each of them, which takes
+    # ten times as long as these calls.
     without_zone = times.cast(pa.timestamp("us"))
     return pc.divide(pc.floor_temporal(without_zone, unit="millisecond").cast(pa.int64()), 1000)
 

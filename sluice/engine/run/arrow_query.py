@@ -76,8 +76,8 @@ class ArrowQuery:
             stage, known = tasks.stage(number, known)
             stages.append(stage)
         state_types = tasks.state_types(known)
-        # The driver computes the steps between stores and outputs. Without Spark, it must compute
-        # them with Arrow.
+        # The driver computes the steps between stores and outputs. If the run has no Spark, the
+        # driver must compute them with Arrow.
         for changes in state_types.changes:
             if changes.why_spark:
                 raise NeedsSparkError(changes.why_spark)

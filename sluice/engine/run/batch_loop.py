@@ -1,7 +1,7 @@
 """Runs a job's batches: plans them in the ledger, runs them on Spark, and publishes them.
 
 A batch whose driver ended before it was published is repeated with the same plan. The records that
-are unread when a run begins are divided into batches of a limited size; if results depend on the
+are unread when a run begins are divided into batches of a limited size. If results depend on the
 order of records across partitions, the division respects this order.
 """
 
@@ -132,7 +132,7 @@ class BatchLoop:
         return next_timer is not None and next_timer <= now
 
     def replay(self, steps: Iterable[ReplayStep]) -> None:
-        """Run the steps of a history that have not been run yet, each as a batch.
+        """Run the steps of a replay that have not been run yet, each as a batch.
 
         If there are no records at all, publish an empty batch: queries need a snapshot of the new
         generation.
@@ -325,7 +325,7 @@ def depends_on_order(job: Job, partitions: Mapping[str, int]) -> bool:
 
 
 def _rows_per_record(job: Job) -> int:
-    """Return the most rows that a record becomes for operators.
+    """Return the largest number of rows that a record becomes for operators.
 
     Records for combinable aggregates do not count, because the tasks that read them add them up.
     """

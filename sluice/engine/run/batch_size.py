@@ -1,7 +1,7 @@
 """Computes the number of records in a batch from the memory that a run may use.
 
-Its rows are in the tasks' memory; its output records are in the memory of the tasks, the JVM and
-the driver. The sizes of a record's rows and output depend on the record and on the steps.
+The rows of a batch are in the tasks' memory; its output records are in the memory of the tasks, the
+JVM and the driver. The sizes of a record's rows and output depend on the record and on the steps.
 Therefore, each batch's size is computed from the sizes measured in an earlier batch. The first
 batch of a run has a moderate number of records, or fewer if the first unread records are large.
 
@@ -60,8 +60,8 @@ class BatchSize:
     def expect(self, record: DataSize, rows: int) -> None:
         """Estimate the memory per record, for some rows and one output record each.
 
-        `record` is the mean size of a record's key and value. There are no rows of records if tasks
-        add the records up while they read.
+        `record` is the mean size of a record's key and value. If tasks add records up while they
+        read them, the records do not become rows.
         """
         # Most output records contain only a part of their record. Dead letters contain the whole
         # record, but few records become dead letters.

@@ -1,7 +1,7 @@
 """Checks that a changed pipeline keeps what other pipelines read of its topics and stores.
 
-A reader refuses to read a store that lacks what it needs; here, the change is refused on the
-writer's side, before it begins.
+A reader refuses a store that lacks something that the reader needs. This module refuses the change
+of the store already, before the changed pipeline runs.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def require_kept_interface(
     planned: PlannedPipeline,
     readers: Iterable[Reader] = (),
 ) -> list[Breach]:
-    """List what a change breaks for readers that it may break.
+    """List what a change of a pipeline breaks for its readers.
 
-    Raise BreaksReadersError if it also breaks what other pipelines read.
+    Raise BreaksReadersError if one of these readers is not among the pipeline's `may_break`.
 
     `before` is the generation that others read now. `readers` are read from files; the others are
     known from the ledger.
@@ -103,7 +103,7 @@ def broken_readers(
 
 
 def interface_of(info: GenerationInfo) -> Interface:
-    """Return what others can read of a generation."""
+    """Return the interface of a generation, which other pipelines can read."""
     # The name of a table outside Kafka has a colon, and no pipeline reads it.
     topics = {name: fields for name, fields in info.outputs.items() if ":" not in name}
     stores: dict[str, ReadableStore] = {}

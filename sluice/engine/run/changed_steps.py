@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 _LISTED_ELSEWHERE = ("topic ", "table ", "stream ", "global table ")
-"""How the texts of inputs and outputs begin. New and removed ones are changes of their own."""
+"""The texts of inputs and outputs begin like this. New and removed inputs and outputs are listed as
+separate changes."""
 
 
 def changed_steps(before: str, now: str) -> list[str]:

@@ -52,7 +52,7 @@ class Clocks:
     def now(self) -> int:
         """Return the time on which most clocks agree, epoch ms.
 
-        If only two clocks are known and they differ, return that of the broker or the database:
+        If only two clocks are known and they differ, return the time of the broker or the database:
         many programs rely on it.
         """
         self._compare()
@@ -64,8 +64,8 @@ class Clocks:
     def earliest(self) -> int:
         """Return the time of the clock that is furthest behind, epoch ms.
 
-        Without records, stream time advances only up to this clock, so that no valid record is
-        late.
+        While no records come, stream time advances only up to this clock, so that no valid record
+        is late.
         """
         self._compare()
         return _milliseconds() - max([0, *self._ahead])
@@ -110,7 +110,8 @@ def clocks_of_run(kafka: Mapping[str, str], markers: str, ledger: Ledger, pipeli
     others: dict[str, Ahead] = {"the broker": lambda: milliseconds_ahead(kafka, markers)}
     if ledger.has_clock:
         others["the ledger's database"] = ahead_of_database
-    # State servers record failures of their own host's clock, too. This name keeps both apart.
+    # State servers record failures of their own host's clock, too, so name the driver's host
+    # differently.
     host = f"driver on {socket.gethostname()}"
 
     def report(differences: str) -> None:

@@ -1,15 +1,16 @@
-"""The lease of a generation. The driver takes it before it writes, and renews it until the end.
+"""The lease of a generation.
 
-If another driver, the holder, has the lease:
+The driver takes the lease before it writes, and renews the lease until its end. If another driver,
+the holder, has the lease:
 
 - If the holder was a process of this machine and has ended, the driver takes the lease immediately.
 - If the holder has not renewed the lease for `silence_s`, the driver takes the lease.
 - If the holder works for the same run, its task was killed and the driver is the task's retry. The
   driver waits for the holder's end, but takes the lease over after `orphan_s`.
-- If the holder is alive and works for another run, the driver fails with LeaseError. With `waits`,
-  it waits for the holder's end instead.
+- If the holder is alive and works for another run, the driver fails with LeaseError. If `waits` is
+  set, the driver waits for the holder's end instead of failing.
 
-A driver that has lost its lease can no longer publish: its epoch is too old for the ledger's
+A driver that has lost its lease can no longer publish. Its epoch is too old for the ledger's
 transaction and for the workers' shards, and the new holder's Kafka producer fences the driver's
 producer.
 """
@@ -141,8 +142,8 @@ class Lease:
             if self._row is not None and not self._lost.is_set():
                 self.leases.release(self._row)
         except StateError as failed:
-            # Do not raise an error, because it would hide another one. The next driver can take the
-            # lease of an ended process.
+            # Do not raise an error, because it would hide an error of the `with` block. The next
+            # driver can take the lease of an ended process.
             log.warning("lease not released", why=failed.detail)
 
     def _take(self) -> LeaseRow:

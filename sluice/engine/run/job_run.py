@@ -118,7 +118,7 @@ class JobRun:
                 )
                 continue
             except _RegistryAwayError as found:
-                # The caller of a rebuild repeats the rebuild itself.
+                # A rebuild does not wait here, because its caller repeats the rebuild.
                 if self.steps is not None:
                     raise found.away from None
                 read += found.read
@@ -223,12 +223,13 @@ class JobRun:
         output = self._output(writer, partitions)
         clocks = self._clocks(ledger, writer)
         size = BatchSize(self.settings.memory, self.max_records)
-        # For a rebuild with steps, the sizes of batches are given.
+        # The steps of a rebuild already determine the sizes of its batches.
         if self.steps is None:
             expect_size(size, self.job, self.settings.kafka, positions_after(newest, firsts))
         # The first comparison takes some milliseconds, while the session is being started.
         clocks.now()
-        # The session was being started meanwhile. From here on, it is needed.
+        # Until here, the session was being started in the background. From here on, the run needs
+        # it.
         spark = wait_for_session(self.spark)
         if self.job.pipeline.file is not None:
             send_to_executors(spark.sparkContext, self.job.pipeline.file)
@@ -312,7 +313,8 @@ class JobRun:
         """
         query, storage, output = setup.query, setup.query.storage, setup.output
         is_interrupted = setup.newest is not None and setup.planned is not None
-        # A rebuild checks this before it begins: its job may be a part of the pipeline.
+        # A rebuild has checked the readers before its start, because its job may be only a part of
+        # the pipeline.
         if self.steps is None:
             require_kept_interface(ledger, setup.registered, setup.info, self.job.pipeline)
         require_compatible(setup.registered, setup.info, lambda: is_interrupted)

@@ -23,8 +23,8 @@ News = Literal["records", "partitions", "certificates", "timers"]
 _LOOK_S = 2.0
 """How often a lingering run checks whether the pipeline was paused."""
 LONGEST_S = 3_600.0
-"""A run lingers for at most an hour. Then a new run loads the pipeline's file again, and no task
-exceeds Airflow's limit of two hours."""
+"""A run lingers for at most an hour. After that, a new run loads the pipeline's file again, and no
+task exceeds Airflow's limit of two hours."""
 
 
 @dataclass
@@ -56,9 +56,9 @@ class Linger:
     def wait(self, positions: Offsets, next_timer: int | None = None) -> News | None:
         """Wait for records beyond `positions`, for new partitions, or for a timer.
 
-        The timer is due at `next_timer`, epoch ms. Also end if files that the run's clients have
-        read, such as a certificate, were replaced: the run then makes new clients. Return None when
-        the waiting time has ended.
+        The timer is due at `next_timer`, epoch ms. The wait also ends if files that the run's
+        clients have read, such as a certificate, were replaced: the run then makes new clients.
+        Return None when the waiting time has ended.
         """
         if not self.milliseconds:
             return None
@@ -107,7 +107,7 @@ class Linger:
         return present != dict(self.partitions)
 
     def _lag(self, positions: Offsets) -> Lag | None:
-        """Return the lag; None while the broker cannot be reached, which is logged once.
+        """Return the lag. While the broker cannot be reached, return None, and log this once.
 
         Raise AccessDenied if Kafka no longer allows a topic to be described.
         """

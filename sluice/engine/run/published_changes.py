@@ -51,7 +51,8 @@ class PipelineChange:
 def published_changes(before: GenerationInfo, now: GenerationInfo) -> list[PipelineChange]:
     """List the changes since the generation `before` was registered, the most serious first."""
     changes = [*_of_state(before, now), *_with_fitting_state(before, now)]
-    # A change that stops runs names the steps itself, with all steps before them.
+    # The text of a change that stops runs already names the changed steps, with all steps before
+    # them.
     if all(change.weight is not Weight.STOP for change in changes):
         changes += _of_steps(before, now)
     return sorted(changes, key=lambda change: -change.weight)
@@ -64,8 +65,8 @@ def warnings_of(before: GenerationInfo, now: GenerationInfo) -> list[str]:
 
 
 def _with_fitting_state(before: GenerationInfo, now: GenerationInfo) -> list[PipelineChange]:
-    # Earlier versions of Sluice recorded no contracts. Otherwise there are some, because every
-    # pipeline reads a topic.
+    # Every pipeline reads a topic and so has contracts, but earlier versions of Sluice did not
+    # record them.
     if not before.contracts:
         return []
     return [*_of_contracts(before, now), *_of_outputs(before, now)]

@@ -37,7 +37,7 @@ def query_errors(storage: Storage, lease: Lease) -> Iterator[None]:
         yield
     except StreamingQueryException as failed:
         # If another driver has taken over the lease, it may have changed the shards while this
-        # query was running. Then the lost lease is the real cause of the query's error.
+        # query was running. In this case, the lost lease is the real cause of the query's error.
         lease.require_in_ledger()
         # The error that publishing raised. Spark's error has only its text.
         if isinstance(failed.__cause__, SluiceError):

@@ -6,7 +6,8 @@
    rows of the results for later operators, for stores and for the driver (`ShuffleTargets`,
    `Stages.last_tasks`).
 3. After another shuffle, or at the end of the last stage, the tasks write the shards (`write`).
-   With global tables, other tasks read their records for the shards (`tables_task`).
+   If the job has global tables, other tasks read the tables' records for the shards
+   (`tables_task`).
 
 Between two tasks, the record batches contain packed rows: see `batch.row_batches`. All tasks are
 Python functions over Arrow batches. If Arrow cannot compute some steps, Spark SQL computes them
@@ -96,7 +97,7 @@ class QueryTasks:
         """Return the tasks of a stage, and the types that are known after it.
 
         `known` has the types that are known before the stage. Raise NeedsSparkError if Spark must
-        compute the steps after it.
+        compute the steps after the stage.
         """
         task = self.stages.task(number, known)
         targets, known = ShuffleTargets.of(number, known.with_results(number))

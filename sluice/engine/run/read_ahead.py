@@ -1,7 +1,7 @@
 """Starts the query of each batch. Tasks read the next batch of a backlog while a batch is written.
 
-While a few tasks write the shards, and the driver the output, the other tasks would be idle. So the
-query of the next batch starts as soon as the tasks of a batch have read its records:
+While a few tasks write the shards and the driver writes the output, the other tasks would be idle.
+So the query of the next batch starts as soon as the tasks of a batch have read its records:
 
 1. Spark computes the query of a batch up to its last shuffle, and then calls a function that waits
    for the batch's turn (`BatchQuery`).
@@ -106,7 +106,7 @@ class BatchQueries:
         return plan, self._start_query(start, self._begin_next)
 
     def _take_next(self) -> PlannedBatch | None:
-        """Return the next plan, which becomes the current one; None after the last."""
+        """Return the next plan, which becomes the current one; None if no plan is left."""
         assert self._backlog is not None
         if self._next is None:
             self._current, self._begun = next(self._backlog, None), None

@@ -153,8 +153,9 @@ def _operators(job: Job, types: KnownTypes) -> Iterator[tuple[str, str]]:
     states.
     """
     for operator in job.operators:
-        # A call or a look-up keeps only recorded answers, and each answer has its question. So the
-        # answers stay valid if the steps change, and the operator needs no definition.
+        # The state of a call or a look-up has only recorded answers, and each answer is stored with
+        # the input of its call. So the answers stay valid if the steps change, and the operator
+        # needs no definition.
         if isinstance(operator.action, CallParameters | TableLookupParameters):
             continue
         inputs = types.inputs[operator.number]

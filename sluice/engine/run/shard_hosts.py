@@ -24,7 +24,7 @@ def require_host_of_shards(
 
     Call this before the lease is taken, because the lease's row names the host of the last run.
     """
-    # If the ledger is a file, too, there is only one host, but its name may have changed.
+    # If the ledger is a file, too, all runs were on one host, although its name may have changed.
     if is_file(ledger_url) or ledger.snapshots.last_batch(ref) is None:
         return
     last = ledger.leases.get(ref)
@@ -32,8 +32,8 @@ def require_host_of_shards(
     if last is None or last.host == own:
         return
     absent = _absent_files(addresses)
-    # If this host has files, both hosts share a disk, or this host has a new name. If only some
-    # files are absent, they are lost.
+    # If this host has the files, it shares a disk with the host of the last run, or has a new name.
+    # If only some files are absent, they are lost.
     if not absent or len(absent) < len(addresses):
         return
     name = ref.pipeline

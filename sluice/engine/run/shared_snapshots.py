@@ -133,8 +133,8 @@ def _store_info(ledger: Ledger, store: SharedStore, published: Published) -> Sto
 
 
 def _other_name(store: SharedStore) -> str:
-    # Without `answers=`, the name under which values are recorded changes with the names in
-    # `store_of`.
+    # If `lookup_in` has no `answers=`, the name under which values are recorded depends on the
+    # names in `store_of`.
     return (
         f"Change store_of({store.pipeline!r}, {store.store!r}, ...) to this name. If lookup_in has "
         f"no answers=, also add answers={store.answers!r}: the values are recorded under this "

@@ -60,5 +60,5 @@ def _is_new(spark: SparkContext, file: Path) -> bool:
 
 
 def _uri(file: Path) -> str:
-    # Given a path, Spark would take `#` for the end of the file's name.
+    # If Spark got a path, it would take `#` for the end of the file's name.
     return file.absolute().as_uri()

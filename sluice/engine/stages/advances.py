@@ -255,8 +255,8 @@ def _advancing_rows(table: pa.Table, *, is_stream_join: bool) -> pa.Table:
         clocks: list[Mask] = []
         for side in np.unique(sides):
             clocks.append(of_number & complete & (sides == side))
-        # In Kafka Streams, a join of two streams also has a stream time that the records of both
-        # sides advance, complete or not.
+        # In Kafka Streams, a join of two streams also has a stream time that all records of both
+        # sides advance, even incomplete records.
         if is_stream_join:
             clocks.append(of_number)
         for counted in clocks:

@@ -64,7 +64,7 @@ class BatchStates:
         return self.shard.due_keys(operator, until, self.batch, self.epoch, "wall")
 
     def earliest_timer(self, operator: int) -> int:
-        """Return when the earliest wall-clock timer is due; -1 without a timer.
+        """Return when the earliest wall-clock timer is due; -1 if there is no timer.
 
         Call this after the batch's states have been written.
         """

@@ -70,7 +70,7 @@ class ClosingRun(OperatorRun):
     @override
     def _stored_states(self, keys: Sequence[str]) -> dict[str, Any]:
         # Few records have headers, so most keys have no state. One look-up finds the keys that have
-        # one.
+        # a state.
         if self._with_headers is None:
             self._with_headers = frozenset(self._stored.due(self.spec.number, _LATEST))
         if not self._with_headers:

@@ -118,7 +118,7 @@ class Ingest(TaskOfBatch):
         if results is not None:
             yield from results.windowed.rest()
             # An operator's report goes to every worker. So every worker runs the operator, even if
-            # it has no rows for the operator: a timer of the worker may be due, or a window may
+            # it has no rows for the operator. A timer of the worker may be due, or a window may
             # close because a partition has become idle.
             topics = {topic for topic, _ in results.parts}
             with_records: list[PlannedOperator] = []
@@ -358,7 +358,7 @@ def whole_records(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 
 
 def _rows_of_last_record(batch: pa.RecordBatch, following: pa.RecordBatch) -> int:
-    """Return how many rows of its last record a batch has, if `following` has more of them."""
+    """Return how many rows at the end of `batch` belong to a record that `following` continues."""
     count: int = batch.num_rows
     last, begin = count - 1, 0
     for name in ("_offset", "_partition", "_source"):

@@ -41,7 +41,7 @@ from sluice.values.sql_types import compact, struct_fields, struct_type
 assert OFFSET_BITS == 40, "the plan has SQL that reads origins"
 
 START = "X'00'"
-"""SQL for the path of a record. The paths of the record's results begin with it."""
+"""SQL for the path of a record. The paths of the record's results begin with this path."""
 
 Kinds: TypeAlias = Callable[[Sequence[Column]], Mapping[str, str]]
 """A function from columns to their types: name → type, in the form of `sql_types.compact`."""
@@ -63,7 +63,7 @@ class KnownTypes:
     def with_edges(self, stage: int, kinds: Kinds) -> tuple[Layers, KnownTypes]:
         """Return the columns of the edges from a stage, and the types with the edges' types added.
 
-        `kinds` gives the types of columns over the columns before the edges.
+        `kinds` returns the types of columns that are computed from the columns before the edges.
         """
         edges = self.job.edges_from(stage)
         computed: list[Column] = []
@@ -302,7 +302,7 @@ def _edge_columns(edge: Edge, kinds: list[str]) -> list[Column]:
 
 
 def _argument_types(job: Job, edge: Edge, earlier: list[str], kinds: list[str]) -> list[str]:
-    """Return the types of an aggregate's arguments. `earlier` are those from its earlier edges.
+    """Return the types of an aggregate's arguments. `earlier` has the types from earlier edges.
 
     A cogrouped stream has no type for the arguments of other streams.
 

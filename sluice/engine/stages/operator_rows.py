@@ -65,8 +65,8 @@ class OperatorRows:
     """The stream times `before` and `after` each row, and for a join also `left` and `right`; see
     `Row`."""
     _part_of: tuple[Self, Indices] | None = None
-    """For rows whose columns are made when they are first read: the source rows, and the indices of
-    these rows in them."""
+    """Set if the columns are made when they are first read: other rows, and the indices of these
+    rows among the other rows."""
 
     @classmethod
     def of(cls, batches: list[dict[str, pa.Array]], timeline: Timeline | None) -> Self:
@@ -111,7 +111,7 @@ class OperatorRows:
         return taken(rows.columns[name], pa.array(places[indices]))
 
     def keys(self, side: int | None = None) -> list[str]:
-        """Return the different keys of all rows, or of the rows of one side.
+        """Return the distinct keys of all rows, or of the rows of one side.
 
         The keys are sorted, because the shard stores neighbouring keys close to each other.
         """
@@ -126,7 +126,7 @@ class OperatorRows:
 
     @cached_property
     def key_texts(self) -> pa.Array:
-        """The different keys of all rows, sorted."""
+        """The distinct keys of all rows, sorted."""
         return _different_texts(self.columns["key"])
 
     @property
@@ -263,7 +263,7 @@ class OperatorRows:
 
 
 def _different_texts(column: pa.Array) -> pa.Array:
-    """Return the different texts of a column, sorted, without null."""
+    """Return the distinct texts of a column, sorted, without null."""
     return pc.drop_null(pc.unique(column)).sort()
 
 

@@ -45,8 +45,8 @@ from sluice.values.windowed_keys import split_windowed_key
 _NUMBER = "number"
 """The name of a column with the numbers of rows."""
 _ROWS_UNCHECKED = 100
-"""A task checks once per this many rows whether it has so many results that it must pass them
-on."""
+"""Each time that a task has processed this many rows, it checks whether it has so many results that
+it must pass them on."""
 
 
 class OperatorRun:
@@ -67,7 +67,8 @@ class OperatorRun:
         self.operator.begin_batch(self._batch_of_operator())
         self._decode = state_decoder(self.operator.state_type)
         self.states: dict[str, Any] = {}
-        """The states of the loaded keys that have one; operators change them in place."""
+        """The states of those loaded keys that have a state. Operators change the states in
+        place."""
         self._loaded: set[str] = set()
         """The loaded keys. If a key has no state, a state is made when a row or a result first
         needs it."""

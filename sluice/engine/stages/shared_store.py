@@ -45,8 +45,8 @@ class StoreLookup(Lookup):
     ) -> None:
         """Set where the batch reads the store.
 
-        `locations` are the addresses of this pipeline's own shards, whose passwords may be those of
-        the store's shards, too. `token` is that of state servers.
+        `locations` are the addresses of this pipeline's own shards. Their passwords may also be
+        those of the store's shards. `token` is the token of the state servers.
         """
         self._snapshot = shared.get(str(self._store))
         self._locations, self._token = locations, token
@@ -54,7 +54,7 @@ class StoreLookup(Lookup):
     def _read_values(self, keys: Sequence[str]) -> Rows:
         """Return the values of keys as JSON.
 
-        A value of another type is replaced by an exception.
+        If a value does not have the declared type, the result has an exception in its place.
         """
         snapshot = self._snapshot
         if snapshot is None:

@@ -33,7 +33,7 @@ class StageResult:
     column: str
     type: pa.DataType
     output: str | None
-    """The processor's output to which these results go; None for all results of another
+    """The processor's output to which these results go; None if they are all results of the
     operator."""
 
 

@@ -167,7 +167,7 @@ def stage_with_sql(
 
 
 def kinds_in(frame: DataFrame) -> Kinds:
-    """Return a function that lets Spark determine the types of columns over this frame."""
+    """Return a function by which Spark finds the types of columns computed from this frame."""
 
     def kinds(columns: Sequence[Column]) -> Mapping[str, str]:
         schema = select(frame, columns).schema

@@ -328,7 +328,7 @@ class StageOutput:
     ) -> None:
         """Add changes to the state rows of different keys, at the current position.
 
-        `windows`: those of the keys.
+        `windows` are the keys' windows.
         """
         columns = {
             "target": group_id,
@@ -410,7 +410,7 @@ class StageOutput:
             self._pass_over(PASSED_OVER[reason])
 
     def _pass_over(self, outcome: Outcome) -> None:
-        """Note that the operator has passed over the current row, which has no effect on it."""
+        """Record that the current row has no effect, because the operator has passed over it."""
         sequence, origin, path = self.position
         if self.released is not None or not has_origin(sequence):
             return
@@ -555,7 +555,7 @@ class StageOutput:
         return rows(count, arrays)
 
     def _without_replaced(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows, without results that a later one of the same key replaces in a store."""
+        """Return the rows, without results that a later result of their key replaces in a store."""
         of_stores = pc.is_in(batch.column("target"), pa.array(self.only_stored, pa.int32()))
         is_kept = boolean_mask(pc.invert(pc.and_(batch.column("emitted"), of_stores)))
         stored = np.flatnonzero(~is_kept)
@@ -574,7 +574,7 @@ class StageOutput:
 _MANY_ROWS = 50_000
 _NO_BOUNDS = NO_WINDOW, NO_WINDOW
 _NUMBER = "number"
-"""The name of the column with the number of a result among the results of the same cause."""
+"""The name of the column that numbers the results of the same cause."""
 _COLUMNS = (
     "target", "emitted", "old", "output", "key", "value", "headers", "time", "window_start",
     "window_end", *SORT_KEY, _NUMBER,

@@ -196,7 +196,7 @@ class StageRows:
     def add(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Add the rows for the stage.
 
-        Yields the other rows, and the rows that later stages share with this one.
+        Yields the other rows, and the rows that later stages share with this stage.
         """
         of_stage = pc.and_(
             pc.is_in(batch.column("target"), self._operators), pc.invert(batch.column("emitted"))

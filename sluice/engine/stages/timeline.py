@@ -37,7 +37,7 @@ class _Clock:
 
     @classmethod
     def of(cls, before: int, times: Times, advancing: Mask | bool = True) -> Self:
-        """Return a partition's clock. Of the `times`, only the `advancing` ones advance it."""
+        """Return a partition's clock. Only the `advancing` times advance this clock."""
         return cls(
             np.maximum.accumulate(
                 np.concatenate(([before], np.where(advancing, times, BEFORE_ALL)))
@@ -70,7 +70,7 @@ class _PartitionClocks:
 
 
 def _earliest(times: Iterable[int]) -> int:
-    """Return the earliest of the stream times that have begun; BEFORE_ALL if none has."""
+    """Return the earliest time other than BEFORE_ALL; BEFORE_ALL if there is no other time."""
     return min((time for time in times if time != BEFORE_ALL), default=BEFORE_ALL)
 
 
@@ -200,8 +200,8 @@ class Timeline:
     def searches(self) -> tuple[tuple[Indices, Times], ...]:
         """By side, the advances at which a join may search for unmatched records, with their times.
 
-        Each advance of a side is that of a row of this side. Its time is the stream time after it.
-        Only for topics with one partition.
+        Each advance of a side is a row of this side, with the stream time after this row.
+        Call this only for topics with one partition.
         """
         # Kafka Streams searches for unmatched records only when it processes a record that is not
         # out of order.
@@ -222,8 +222,8 @@ class Timeline:
         for number, clocks in self._partitions.items():
             if not clocks.counts[-1]:
                 continue
-            # Co-partitioned topics share the time. Store it once, under the first topic with this
-            # partition.
+            # Co-partitioned topics share the stream time. Store it once, under the first topic with
+            # this partition.
             topic = self._first_topic_with(number)
             for name in names:
                 clock: _Clock = getattr(clocks, name)
@@ -400,7 +400,7 @@ class Timeline:
         return counts_before, counts_after
 
     def _follow_their_record(self, positions: pa.Table, counts: Indices) -> Mask:
-        """Return a mask of the rows whose latest earlier advance is the start of their own record.
+        """Return a mask of the rows for which no advance follows the start of their own record.
 
         `counts`: for each row, the number of advances before it.
         """
@@ -413,8 +413,8 @@ class Timeline:
             )
         is_beginning = boolean_mask(pc.equal(all_paths, START))
         is_same[is_same] = is_beginning[last[is_same]]
-        # The results of timers come after their record, and so do rows that were re-keyed, as if
-        # from a repartition topic.
+        # The results of timers come after their record. Rows that were re-keyed also come after it,
+        # as if from a repartition topic.
         paths = positions.column("path").filter(pa.array(is_same)).to_pylist()
         is_same[is_same] = [START <= path < END_OF_RECORD for path in paths]
         return is_same

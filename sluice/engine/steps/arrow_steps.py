@@ -55,7 +55,7 @@ class ArrowSteps:
         more: Layers,
         by_spark: pa.Schema,
     ) -> Self | None:
-        """Return the steps that compute these columns, with `giving`.
+        """Return the steps that compute these columns, as made by `giving`.
 
         Return None if Spark must compute the columns, because Arrow cannot compute a step, or
         because Spark's schema, `by_spark`, has other types for the columns.

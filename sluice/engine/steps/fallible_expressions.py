@@ -27,8 +27,8 @@ _SHARING = "spark.sql.subexpressionElimination.enabled"
 def share_subexpressions(spark: SparkSession, *, shared: bool) -> None:
     """Allow or forbid that the session's next query computes common subexpressions only once.
 
-    Forbid it for a query with fallible expressions: if two of them share a subexpression, Spark
-    would compute it outside of both, where a failure ends the query.
+    Forbid it for a query with fallible expressions. If two of them share a subexpression, Spark
+    would compute the subexpression outside of both, where a failure ends the query.
     """
     # Not `getConf`: it would copy all settings, with several calls of the JVM for each.
     usual = str(spark.sparkContext._conf.get(_SHARING, "true"))
@@ -256,8 +256,8 @@ def _null_if_failing(sql: str) -> Column:
     Uses the JVM because SQL has no syntax for this.
     """
     jvm: Any = SparkContext._jvm
-    # Look up the classes by their full names. With attributes, py4j would search all jars for a
-    # class `org`, then for a class `org.apache`, and so on.
+    # Look up the classes by their full names. If attributes were used, py4j would search all jars
+    # for a class `org`, then for a class `org.apache`, and so on.
     utils = getattr(jvm, "org.apache.spark.sql.classic.ExpressionUtils")
     try_eval = getattr(jvm, "org.apache.spark.sql.catalyst.expressions.TryEval")
     expression: Any = F.expr(sql)

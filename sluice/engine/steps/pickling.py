@@ -55,8 +55,8 @@ class Pickled:
     data: bytes
     name: str = ""
     """The name of a class that is pickled by name, such as a module's Struct or Enum; otherwise
-    empty. If pickled by value, a Struct would lose its fields, and an Enum's members would differ
-    from those in the Structs' fields."""
+    empty. If they were pickled by value, a Struct would lose its fields, and an Enum's members
+    would differ from those in the Structs' fields."""
 
     @classmethod
     def of(cls, value: Any) -> Pickled:

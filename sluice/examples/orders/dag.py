@@ -55,7 +55,7 @@ with DAG(
             "stores": "{{ params.stores }}",
             "seed": "{{ params.seed }}",
             # The times of each run's orders begin when the run begins. Orders with the times of an
-            # earlier run would be late, because its windows are closed.
+            # earlier run would be late, because their windows have closed.
             "start_s": "{{ dag_run.run_after.timestamp() }}",
         },
         delivery_callback="sluice.kafka.topics.require_delivery",

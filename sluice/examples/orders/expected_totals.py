@@ -8,8 +8,8 @@ The rules:
 * Per order type and location: number of orders and sum of `finalAmount`; the same per 15 s window
   of `orderedDateTime`.
 * A record is late for its window if the window's end <= ST - 15 s. ST is the largest event time of
-  all valid records of the same order type and partition, up to and including this record in the
-  order of offsets. Late records count in the running totals but not in the windows.
+the valid records with the same order type and partition, up to the offset of this record. Late
+records count in the running totals but not in the windows.
 """
 
 from __future__ import annotations

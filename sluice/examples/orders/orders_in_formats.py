@@ -141,7 +141,7 @@ class _Protobuf:
 
         (message, *_) = message_classes(schema.text)
         value = json.loads(text, parse_float=str, object_hook=_with_zones)
-        # Protobuf would write an order without a location as one of the location "".
+        # Protobuf would write an order without a location as an order with the location "".
         names = {field.name for field in message.DESCRIPTOR.fields}
         if not isinstance(value, dict) or value.keys() != names:
             raise ValueError("the fields are not those of the message")
@@ -276,7 +276,7 @@ class RegisteredOrders:
 
 
 _NAMED = b"\0"
-"""The first byte of every record that names its schema."""
+"""The first byte of every record that has a schema's id before the value."""
 
 
 def _with_times(fields: dict[str, Any]) -> dict[str, Any]:

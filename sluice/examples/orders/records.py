@@ -116,8 +116,8 @@ def orders(
     """Yield `count` orders of `stores` stores, 200 per second of event time.
 
     A few are out of order. The first order is placed at `start_ms`. A share of about `bad_share` of
-    the records are invalid, in various ways; a share of about `late_share` are two minutes old, so
-    that most of them arrive after their window has closed.
+    the records are invalid, in various ways. A share of about `late_share` are two minutes old, so
+    most of these arrive after their window has closed.
     """
     random = Random(seed)
     locations = store_ids(stores)

@@ -3,8 +3,8 @@
 A backup has the ledger and the shards as SQLite files, whatever databases they come from. A read
 transaction in each shard keeps the shard unchanged for the copy. Then the ledger is copied in one
 read transaction. If no snapshot was published while these transactions were begun, the shards have
-all batches of the copied ledger and at most one more batch, which the copy omits. To begin the
-transactions takes milliseconds, however long the copying takes.
+all batches of the copied ledger. They have at most one more batch, which the copy omits. Beginning
+the transactions takes milliseconds, however long the copying takes.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def shards(folder: Path) -> str:
 
 @contextmanager
 def file_errors(doing: str) -> Iterator[None]:
-    """Raise errors of the file system as StateError, which names `doing`."""
+    """Turn an error of the file system into a StateError, which says that `doing` failed."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The interface of aggregate functions: all take rows one by one, and some take columns.
+"""The interface of aggregate functions. All take single rows, and some take whole columns.
 
 `add` returns a new accumulator and leaves the old one unchanged, so that a failed record can be
 undone. Accumulators that may be large are modified in place instead, and their changes can be
@@ -78,7 +78,7 @@ class Accumulator:
         return self.add(earlier, later)
 
     def merge_unordered(self, held: Any, later: Any) -> Any:
-        """Combine the state's accumulator with that of new records in columns.
+        """Combine the state's accumulator with the accumulator of new records.
 
         Raises NumbersTooLargeError or OverflowError if the order of the records could matter.
         """
@@ -105,7 +105,7 @@ class Accumulator:
 
         `column`: the function's argument in each of the sorted records.
 
-        `order`: numbers that increase in the order of the records, needed if the function `picks`.
+        `order`: numbers that increase in the order of the records, needed if `picks` is true.
 
         Raises NumbersTooLargeError if a sum may be too large.
         """

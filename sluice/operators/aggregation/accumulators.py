@@ -19,7 +19,7 @@ from sluice.operators.aggregation.sketches import Distinct, Histogram, hash_of
 
 
 class CollectList(Accumulator):
-    """All values that are not null, in order."""
+    """All values that are not null, in the order of their records."""
 
     @override
     def new_accumulator(self) -> list[Any]:
@@ -129,7 +129,7 @@ Parts = tuple[float, ...]
 
 
 class ApproximatePercentile(InPlace):
-    """Percentiles: exact up to 512 distinct numbers; beyond that, within 1 % of the exact ones."""
+    """Percentiles: exact up to 512 distinct numbers; beyond that, with an error of at most 1 %."""
 
     def __init__(self, argument: Any, parts: Parts, *, many: bool) -> None:
         super().__init__(Histogram[argument])
@@ -179,7 +179,7 @@ class ValueCounts(InPlace):
             self.changes.append(partial(accumulator.__setitem__, value, before))
         else:
             self.changes.append(partial(accumulator.pop, value, None))
-        # A value with the count 0 must leave no entry, because equal states must have equal bytes.
+        # Remove a value whose count is 0, because equal states must have equal bytes.
         if count:
             accumulator[value] = count
         else:
@@ -242,8 +242,8 @@ class Percentile(ValueCounts):
 def _percentile(values: list[Any], ends: list[int], part: float) -> float:
     """Return the number below which the share `part` of all values lies: the median for 0.5.
 
-    `values`: the distinct values, sorted. `ends`: for each distinct value, how many of all values
-    are not larger.
+    `values`: the distinct values, sorted. `ends`: for each distinct value, the number of all values
+    up to and including it.
     """
     position = (ends[-1] - 1) * part
     below = float(values[bisect_right(ends, math.floor(position))])

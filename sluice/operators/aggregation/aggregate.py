@@ -125,8 +125,8 @@ class BaseAggregation(Operator[S]):
         elif stored is not None:
             del state[start]
         if self.only_last:
-            # The result is sent only at the end of the batch. But if it cannot be written, fail
-            # here, where this record can still be rejected.
+            # The result is sent only at the end of the batch. But if it cannot be written as JSON,
+            # fail now, while this record can still be rejected.
             calculation.check(aggregate)
             self._windows_added_to[start] = time
             return
@@ -140,7 +140,8 @@ class BaseAggregation(Operator[S]):
 
     def _restore(self, state: Windows, before: Windows) -> None:
         """Restore the state to the calculation's last `keep_changes`."""
-        # The engine refers to this dictionary, so it must be changed, not replaced.
+        # The engine refers to this dictionary, so change the dictionary instead of making a new
+        # one.
         state.clear()
         for start, (time, aggregate) in before.items():
             state[start] = time, self.calculation.undo_changes(aggregate)
@@ -171,8 +172,8 @@ class Aggregation(BaseAggregation[Windows]):
         return {}
 
     def process(self, state: Windows, row: Row, out: Output) -> None:
-        # A shallow copy is enough: an addition replaces the aggregate, or the calculation can undo
-        # the addition.
+        # A shallow copy is enough: an addition either replaces the aggregate, or changes it in a
+        # way that the calculation can undo.
         before = state.copy()
         self.calculation.keep_changes()
         out.hold()
@@ -247,11 +248,11 @@ class SpreadAggregation(Aggregation):
     """
 
     def _takes_columns(self, rows: KeyedRows) -> bool:
-        """Return whether the aggregation can process these rows at once."""
+        """Return whether the aggregation can process all these rows together."""
         raise NotImplementedError
 
     def _additions(self, rows: KeyedRows) -> tuple[Additions, Results]:
-        """Return values to add to windows, and results without values for dropped and late rows."""
+        """Return the values to add to windows, and `Results` of only dropped and late rows."""
         raise NotImplementedError
 
     def _last_in_columns(self, states: KeyStates[Windows], rows: KeyedRows) -> Results | None:
@@ -315,8 +316,8 @@ class SpreadAggregation(Aggregation):
             begins.append(first + begin)
             times_of_window = event_times[first:behind]
             if self.only_last:
-                # The time of an aggregate that has begun after a removal ignores the records before
-                # the removal.
+                # If the aggregate has begun again after a removal, its time ignores the records
+                # before the removal.
                 latest = max(times_of_window[begin:])
                 if not begin:
                     latest = max(time, latest)
@@ -389,7 +390,7 @@ class SpreadAggregation(Aggregation):
         aggregates: Sequence[tuple[int, Any]],
         begins: Indices,
     ) -> None:
-        """Set the time and the aggregate of each window, in the order of the rows that begin them.
+        """Set the time and the aggregate of each window, in the order in which the windows begin.
 
         `begins`: for each aggregate, the place of the addition with which it begins.
         """
@@ -398,7 +399,7 @@ class SpreadAggregation(Aggregation):
         has_begun_anew = (begins > windows.first).tolist()
         for place in np.argsort(additions.rows[begins], kind="stable").tolist():
             state, start, timed = states[numbers[place]], starts[place], aggregates[place]
-            # A window that begins anew becomes the last one in the state.
+            # A window that begins again becomes the last window in the state, so remove it first.
             if has_begun_anew[place] or timed[1] is None:
                 state.pop(start, None)
             if timed[1] is not None:
@@ -407,7 +408,7 @@ class SpreadAggregation(Aggregation):
     def _bounds_of_results(
         self, starts: Times, ends: Times, order: Indices
     ) -> tuple[Times, Times] | None:
-        """Return the bounds of the results' windows, given those of the sorted additions.
+        """Return the bounds of the results' windows, given the windows of the sorted additions.
 
         Return None without windows.
         """
@@ -419,7 +420,7 @@ def _times_with_removals(
 ) -> list[int]:
     """Return the time of each result of a window.
 
-    The result after a removal has the time of its record.
+    After a removal, the next result has the time of its own record.
 
     `time`: the time of the aggregate before the first result.
     """
@@ -599,9 +600,9 @@ class TableAggregate(BaseAggregation[TableGroup[Any]]):
 
         Return None if the change has no effect.
 
-        `held` is the group's time and aggregate before the change; None if the group has none. If a
-        function has removed the aggregate, it has removed the values of all rows, so none of them
-        is subtracted later.
+        `held` is the group's time and aggregate before the change; None if the group has none. An
+        aggregate that a function has removed contains no row's value, so no old value is subtracted
+        from it later.
         """
         calculation = self.calculation
         if added is None and (held is None or subtracted is None):
@@ -671,7 +672,8 @@ class TableAggregate(BaseAggregation[TableGroup[Any]]):
                 last_cause, (time, aggregate) = row, changed
                 held = None if aggregate is None else changed
                 if self.only_last:
-                    # If the result cannot be written, fail here, as if the result were sent.
+                    # If the result cannot be written as JSON, fail here, although it is sent only
+                    # at the end of the batch.
                     calculation.check(aggregate)
                     continue
                 if old is not None:
@@ -829,8 +831,8 @@ class WindowedAggregate(WindowAggregation, SpreadAggregation):
         last_forgotten_end = self._last_forgotten_end(row)
         windows = self.window.bounds_of(row.time)
         late = 0
-        # As in Kafka Streams, decide for each overlapping window: a record can be late for the
-        # earlier windows only.
+        # As in Kafka Streams, decide for each window whether the record is late: if windows
+        # overlap, it may be late only for the earlier windows.
         for window in windows:
             if window[1] > last_closed_end:
                 forgotten = None
@@ -853,12 +855,14 @@ class WindowedAggregate(WindowAggregation, SpreadAggregation):
         return SpreadAggregation.process_columns(self, states, rows, timeline)
 
     def _takes_columns(self, rows: KeyedRows) -> bool:
-        # Windows of several cogrouped streams may begin again (see `_last_forgotten_end`).
+        # With several cogrouped streams, windows may begin again (see `_last_forgotten_end`), so
+        # process the rows one by one.
         return not self.sends_old_values and "left" not in rows.stream_times
 
     def _additions(self, rows: KeyedRows) -> tuple[Additions, Results]:
         starts, ends, contain = bounds_of_all(self.window, rows.times)
-        # As in Kafka Streams, decide for each of the overlapping windows.
+        # As in Kafka Streams, decide for each of the overlapping windows whether a record is late
+        # for it.
         is_late = contain & (
             ends <= self.lateness.last_closed_end(rows.stream_times["after"])[:, None]
         )
@@ -875,7 +879,7 @@ class WindowedAggregate(WindowAggregation, SpreadAggregation):
         return Additions.of(rows, added, starts[is_open], ends[is_open]), dropped
 
     def _last_forgotten_end(self, row: Row) -> int:
-        """Return the latest end of a window that has been forgotten.
+        """Return the latest end of the forgotten windows.
 
         If another cogrouped stream is far ahead of the row's stream, the row may belong to a
         forgotten window without being late for it. The window then begins again with the row.
@@ -883,8 +887,8 @@ class WindowedAggregate(WindowAggregation, SpreadAggregation):
         latest = row.latest_of_sides[0]
         if latest < 0:
             return latest
-        # In Kafka Streams, the store keeps windows for their size and grace. The store's time is
-        # the start of its latest window, which may come from any of the streams.
+        # In Kafka Streams, the store keeps each window for its size plus its grace. The store's
+        # time is the start of its latest window, which may come from any of the streams.
         latest_start, _ = self.window.bounds_of(latest)[-1]
         last_end: int = self.lateness.last_closed_end(latest_start)
         return last_end

@@ -32,7 +32,7 @@ _TYPES: dict[Takes, tuple[type, ...]] = {
     "a condition": (bool,),
     "a value with an order": (*_NUMBERS, str, bool),
 }
-"""The requirement on an argument → the types that it may have."""
+"""The requirement on an argument → the types that the argument may have."""
 NAMES = ARGUMENTS.keys() | SUBTRACTABLE | OF_PAIRS | {
     "approx_count_distinct", "first", "last",
 }  # fmt: skip
@@ -133,7 +133,7 @@ _BITWISE = {"bit_and": operator.and_, "bit_or": operator.or_, "bit_xor": operato
 
 
 def table_accumulator_of(function: Function) -> Accumulator:
-    """Return the function's accumulator over a table. It can subtract any value that was added."""
+    """Return the function's accumulator for a table. It can subtract any value that was added."""
     name, kind = function.name, _kind_of(function)
     match name:
         case "min" | "max":
@@ -162,7 +162,7 @@ def _kind_of(function: Function) -> Any:
 
 
 def accumulator_of(function: Function) -> Accumulator:  # noqa: C901  (a case per function)
-    """Return the function's accumulator over a stream, which need not subtract values."""
+    """Return the function's accumulator for a stream, where no values are subtracted."""
     name, parameters = function.name, function.parameters
     kind: Any = _kind_of(function)
     if name in _STATISTICS:

@@ -370,13 +370,13 @@ class Custom:
     ) -> tuple[Any, int]:
         adder, declared = for_key(self._adder, key), self._declared
         is_plain, copy = self._is_plain, declared.copy_plain
-        # Only windowed aggregations have rows without a value.
+        # `read` also accepts None, but `_decode` is faster.
         decode: Callable[[Any], Any] = self.read if None in values else self._decode
         begin, rest = 0, iter(values)
         for value in map(decode, rest):
             if aggregate is None:
-                # Removals are rare. So derive the index from the values that are left, instead of
-                # counting values.
+                # Removals are rare, so compute the index from the number of remaining values
+                # instead of counting the values.
                 begin = len(values) - length_hint(rest) - 1
                 aggregate = self.add(key, None, value)
             else:
@@ -403,7 +403,7 @@ class Custom:
     def merge(self, key: str, earlier: Any, later: Any) -> Any:
         """Return the aggregate of two merged sessions.
 
-        If one has no aggregate, return the other's.
+        If only one of the sessions has an aggregate, return that aggregate.
         """
         if earlier is None or later is None:
             if earlier is None:
@@ -443,8 +443,8 @@ class Custom:
         return self._decode_kept(before)
 
     def _remember(self, aggregate: Any) -> None:
-        # Undoing needs only the encoding from before the first change. Immutable aggregates cannot
-        # change.
+        # Undoing needs only the encoding from before the first change. An immutable aggregate needs
+        # no encoding.
         if type(aggregate) not in IMMUTABLE and id(aggregate) not in self._before:
             self._before[id(aggregate)] = encode_state(aggregate)
 
@@ -459,7 +459,7 @@ class Custom:
                 return aggregate
             return copy(aggregate)
         kind = type(aggregate)
-        # The range of integers is checked below.
+        # Integers must not return here, because their range is checked below.
         if kind is self._plain and kind in _WITHOUT_INTEGERS:
             return aggregate
         if self._check_amounts is not None:
@@ -474,7 +474,7 @@ _WITHOUT_INTEGERS = IMMUTABLE - {int}
 
 
 def _plain_aggregates(declared: Declared) -> Callable[[Any], bool]:
-    """Return `Declared.is_plain`, but never true for None, which is not an aggregate."""
+    """Return `Declared.is_plain`, but with the result False for None, which is no aggregate."""
     is_plain = declared.is_plain
     if is_plain(None):
         return lambda value: value is not None and is_plain(value)
@@ -516,8 +516,8 @@ class Batched(Custom):
 
 
 _MOST_VALUES = 10_000
-"""A function that takes lists gets at most this many values in one call, which limits the memory
-that it needs."""
+"""A function that takes lists gets at most this many values in one call, so that a call needs
+little memory."""
 
 
 class Cogrouped(Custom):

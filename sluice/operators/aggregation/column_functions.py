@@ -51,7 +51,7 @@ class WindowAggregates:
 
 
 def _joined(begin: str, names: Sequence[str], texts: Sequence[pa.Array], end: str) -> pa.Array:
-    """Return JSON objects or lists. In each, the texts follow their names."""
+    """Return JSON objects or lists that contain the texts, each after its name."""
     parts: list[Any] = []
     before = begin
     for name, text in zip(names, texts, strict=True):
@@ -71,7 +71,8 @@ class ColumnFunctions:
         """Return the functions of a calculation.
 
         Return None if a function needs one record after the other. `in_order` is true if
-        `aggregates` gets the order of the records, which functions need to pick a value.
+        `aggregates` gets the order of the records, because functions that pick a value need this
+        order.
         """
         if not isinstance(calculation, Functions):
             return None
@@ -90,7 +91,7 @@ class ColumnFunctions:
     ) -> WindowAggregates:
         """Return the aggregates of the windows.
 
-        `values`: the argument of `Functions.read` for each of the sorted records.
+        `values`: the values of the sorted records, in the form that `Functions.read` decodes.
 
         `order`: numbers that increase in the order of the records, needed if a function picks a
         value by this order. Raises NumbersTooLargeError if a sum may be too large.

@@ -161,8 +161,8 @@ class LastRecordsAggregate(CountedAggregation[LatestRecords]):
     def _result(self, key: str, values: list[str]) -> tuple[str | None, int]:
         """Return the result, and the index of the value with which its aggregate begins.
 
-        This is the first value or, if functions have removed the aggregate, the first value after
-        the last removal.
+        The aggregate begins with the first value or, if functions have removed it, with the first
+        value after the last removal.
         """
         # Few functions can subtract the value that leaves the window, so compute each result from
         # all values.
@@ -177,7 +177,7 @@ class LastRecordsAggregate(CountedAggregation[LatestRecords]):
 
     @override
     def _restore(self, state: LatestRecords, before: LatestRecords) -> None:
-        # Only the lists change: the state keeps no aggregate.
+        # Restore only the lists, because the state has no aggregate.
         state.values, state.times = before.values, before.times
 
     def is_empty(self, state: LatestRecords) -> bool:

@@ -1,4 +1,4 @@
-"""Functions that choose one of the values: `min` and `max`, and others that pick by another order.
+"""Functions that choose one of the values: `min`, `max`, and functions with another order.
 
 `min_by`, `max_by`, `first` and `last` pick the value of one record by the order of the records or
 of a second column.

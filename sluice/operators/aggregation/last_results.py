@@ -2,10 +2,12 @@
 
 The results are the same as if the operators took one row after the other. Records of a key form a
 *neighbourhood* if they may share windows. If the order of a neighbourhood's records matters, the
-operator processes these records one by one. There are three such cases: one of the records may
-belong to a window that has closed before; the neighbourhood has sliding windows of earlier batches,
-and new sliding windows depend on the times of earlier records; or it has two sessions that are at
-most a gap apart, but are not merged.
+operator processes these records one by one. The order matters in three cases:
+
+- One of the records may belong to a window that has closed before.
+- The neighbourhood has sliding windows of earlier batches. New sliding windows depend on the times
+  of earlier records.
+- The neighbourhood has two sessions that are at most a gap apart, but are not merged.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ Windows = dict[Any, tuple[int, Any]]
 
 @dataclass(frozen=True)
 class HeldWindows:
-    """The windows of the batch's keys that the operator holds from earlier batches."""
+    """The stored windows of the batch's keys: windows of earlier batches in the state."""
 
     keys: Integers
     """The number of each window's key."""
@@ -66,7 +68,7 @@ class HeldWindows:
 
 
 class _Continued(NamedTuple):
-    """A held window that is merged with a window of the batch."""
+    """A stored window that is merged with a window of the batch."""
 
     key: int
     start: int
@@ -85,7 +87,7 @@ class _BatchWindows:
     windows: WindowRanges
     held: HeldWindows
     continued: Integers
-    """For each held window, the number of the batch's window to merge with it; -1 for none."""
+    """For each stored window, the number of the batch's window to merge with it; -1 for none."""
 
     @property
     def causes(self) -> Indices:
@@ -117,7 +119,7 @@ def _merged(
     continued: Sequence[_Continued],
     aggregates: WindowAggregates,
 ) -> dict[int, Any]:
-    """Return number → aggregate, for the batch's windows that continue held windows.
+    """Return number → aggregate, for the batch's windows that continue stored windows.
 
     Changes no state: a merge may find that the operator has to process the rows one by one.
     """
@@ -130,7 +132,7 @@ def _merged(
 
 
 def _with_texts(values: pa.Array, texts: dict[int, str | None]) -> pa.Array:
-    """Return the values, but with the given texts at these places."""
+    """Return the values with some replaced: `texts` maps the places of values to new texts."""
     if not texts:
         return values
     changed = values.to_numpy(zero_copy_only=False)
@@ -249,7 +251,7 @@ def last_results_of_keys(
 
 
 def _no_headers(results: Results) -> pa.Array:
-    """Return the headers of results that go only to a store, which needs no headers."""
+    """Return null for the headers of each result."""
     return pa.nulls(len(results.rows), pa.string())
 
 
@@ -276,7 +278,7 @@ class _Records:
         )
 
     def continued(self, windows: WindowRanges) -> Integers:
-        """Return, for each held window, the index of the records' window to merge with it.
+        """Return, for each stored window, the index of the records' window to merge with it.
 
         The index is -1 if there is no such window.
         """
@@ -284,7 +286,7 @@ class _Records:
             return self.held.keys
         continued = np.full(len(self.held.keys), -1)
         if len(self.neighbourhoods_of_held):
-            # A session is a whole neighbourhood, so its records and the held sessions in it are one
+            # If windows are sessions, all records and stored sessions of a neighbourhood become one
             # session.
             of_windows, of_held = self.neighbourhoods[windows.first], self.neighbourhoods_of_held
         else:
@@ -330,9 +332,10 @@ class LastResults:
     ) -> Results | None:
         """Aggregate all rows whose order does not matter; the other rows are left over.
 
-        `closed`: the stream time at which windows expire when the batch ends. `with_headers`: each
-        result gets the headers, if any, of the record that last updates its window. Returns None,
-        and changes no state, if all rows have to be processed one by one.
+        `closed`: the stream time at the end of the batch. Later batches do not need windows that
+        have expired by then. `with_headers`: each result gets the headers, if any, of the record
+        that last updates its window. Returns None, and changes no state, if all rows have to be
+        processed one by one.
         """
         if with_headers:
             headers = rows.columns["headers"]
@@ -381,7 +384,7 @@ class LastResults:
         return np.flatnonzero(is_complete)
 
     def _records(self, states: KeyStates[Windows], rows: KeyedRows) -> _Records | None:
-        """Return the complete records, whose order does not matter, or None if none is complete."""
+        """Return the complete records whose order does not matter; None if there are none."""
         complete = self._complete(rows)
         if not len(complete):
             return None
@@ -412,10 +415,10 @@ class LastResults:
         return records
 
     def _spans(self, line: Line, held: HeldWindows) -> tuple[Integers, Integers]:
-        """Return the places on the line at which held windows begin, and at which they end.
+        """Return the places on the line at which stored windows begin, and at which they end.
 
-        Records near a held window are in its neighbourhood. Both arrays are empty for windows whose
-        bounds do not depend on other windows.
+        Records near a stored window are in the window's neighbourhood. Both arrays are empty for
+        windows whose bounds do not depend on other windows.
         """
         starts = line.places(held.keys, held.starts)
         match self.window:

@@ -21,14 +21,14 @@ _LARGEST_DOUBLE_SUM = 1e300
 these doubles fits a double."""
 _DOUBLE_BITS = 53
 _WIDEST = 200
-"""The exponents of a batch's doubles may differ by at most this many bits. Sums then have few
-digits."""
+"""The binary exponents of a batch's doubles may differ by at most this number, so that their exact
+sums stay short."""
 
 
 class NumbersTooLargeError(Exception):
     """A number or a sum may be too large for 64 bits, 38 digits or a double.
 
-    Records must be added up one by one.
+    The caller must add up the records one by one.
     """
 
 
@@ -37,7 +37,7 @@ class NumberColumn:
     """Numbers, and a mask of those that are not null.
 
     Decimals are given as integers, in units of 10 to the power `exponent`. Doubles are given as
-    integers of any size, in units of 2 to this power.
+    integers of any size, in units of 2 to the power `exponent`.
     """
 
     is_given: Mask
@@ -45,7 +45,7 @@ class NumberColumn:
     exponent: int | None = None
 
     def counts(self, windows: WindowRanges) -> Integers:
-        """Return the number of values of each window that are not null."""
+        """Return, for each window, the number of its values that are not null."""
         return count_given(self.is_given, windows)
 
 
@@ -55,7 +55,7 @@ def given(column: Sequence[Any]) -> Mask:
 
 
 def count_given(is_given: Mask, windows: WindowRanges) -> Integers:
-    """Return the number of values of each window for which the mask is true."""
+    """Return, for each window, the number of its values for which the mask is true."""
     if is_given.all():
         return windows.behind - windows.first
     return windows.over_ranges(np.add, is_given.astype(np.int64))
@@ -69,8 +69,8 @@ def integer_column(column: Sequence[int | None]) -> NumberColumn:
 def decimal_column(column: Sequence[Decimal | None]) -> NumberColumn:
     """Return decimals as integers.
 
-    Raises NumbersTooLargeError if the decimals differ in their numbers of decimal places, or if
-    these numbers or the integers are too large.
+    Raises NumbersTooLargeError if the decimals do not all have the same number of decimal places,
+    if they have too many places, or if an integer is too large.
     """
     exponents = {int(value.as_tuple().exponent) for value in column if value is not None}
     exponent = exponents.pop() if exponents else 0
@@ -123,7 +123,7 @@ class WindowNumbers:
         return pa.array(texts, pa.string(), mask=is_null)
 
     def values(self, chosen: Integers, without_values: Any) -> list[Any]:
-        """Return the numbers of the chosen windows, or `without_values`, as ints or Decimals."""
+        """Return the chosen windows' numbers; `without_values` for a window without values."""
         numbers: list[Any] = self.numbers[chosen].tolist()
         if self.exponent is not None:
             numbers = [_decimal(number, self.exponent) for number in numbers]

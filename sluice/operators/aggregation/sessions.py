@@ -22,8 +22,9 @@ class SessionAggregate(WindowAggregation):
 
     A record that is at most a gap away from two sessions merges them: tombstones are sent for both,
     then the result of the merged session. Results have no headers, as in Kafka Streams.
-    `retention_ms`: how long after its end a closed session can still get a record that is not late
-    for the merged session. By default, a closed session gets no record.
+    `retention_ms`: for this long after the end of a closed session, a record can still join the
+    session if the record is not late for the merged session. By default, no record can join a
+    closed session.
     """
 
     window: SessionWindow
@@ -51,8 +52,8 @@ class SessionAggregate(WindowAggregation):
         for session in near:
             start = min(start, session)
             end = max(end, state[session][0])
-        # As in Kafka Streams, what counts is the merged session: a record that joins an open
-        # session is not late.
+        # As in Kafka Streams, the end of the merged session decides whether the record is late: a
+        # record that joins an open session is not late.
         if self.lateness.is_late(end, row.after):
             out.count("late")
             out.send_late()
@@ -60,8 +61,8 @@ class SessionAggregate(WindowAggregation):
         # As in Kafka Streams, results of sessions have no headers.
         out.headers = None
         # As in Kafka Streams, a session that gets a record is deleted and sent again, even if the
-        # record does not change the session's bounds. If all its records have the same time, the
-        # new result replaces the session's row instead.
+        # record does not change the session's bounds. If all records of the session have the same
+        # time, it is not deleted: the new result replaces its row.
         is_deleted = (start, end) != (row.time, row.time)
         aggregate = self.calculation.new_aggregate()
         for session in near:
@@ -88,10 +89,10 @@ class SessionAggregate(WindowAggregation):
 
         Leaves out forgotten sessions.
         """
-        # Which closed sessions the state still contains depends on where batches end, so forgotten
-        # sessions are skipped. With cogrouped streams, each stream makes the others forget
-        # sessions: a record of a stream that is far behind cannot join a session that a stream
-        # further ahead has closed.
+        # The state may still contain closed sessions, depending on where batches end. So skip
+        # sessions that are to be forgotten. If streams are cogrouped, the stream that is furthest
+        # ahead closes
+        # sessions for all streams: records of the other streams cannot join these sessions.
         last_end = last_closed_end(max(row.before, row.latest_of_sides[0]), self._kept_ms)
         earliest_end = max(row.time - self.window.gap_ms, last_end + 1)
         latest_start = row.time + self.window.gap_ms

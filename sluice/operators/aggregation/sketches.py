@@ -113,7 +113,7 @@ def _estimate(registers: bytearray) -> float:
 
     This estimator needs no correction for small or large numbers.
     """
-    import numpy as np  # Imported only here, because plans import this module and need no numpy.
+    import numpy as np  # Plans import this module without numpy, so numpy is imported only here.
 
     counts = np.bincount(np.frombuffer(registers, np.uint8), minlength=_RANKS + 2).tolist()
     total = _REGISTERS * _tau(1 - counts[-1] / _REGISTERS)
@@ -238,8 +238,8 @@ def _binned(counts: Mapping[Any, int]) -> dict[int, int]:
 _ACCURACY = 0.01
 _GAMMA = (1 + _ACCURACY) / (1 - _ACCURACY)
 _SHIFT = 1 << 20
-"""Added to the logarithm of a number's absolute value: the sum is positive for every double. A
-bin's number can therefore have the sign of the numbers in the bin."""
+"""Added to the logarithm of a number's absolute value, so that the sum is positive for every
+double. The sign of a bin's number is then free to show the sign of the numbers in the bin."""
 
 
 def _bin(value: Any) -> int:

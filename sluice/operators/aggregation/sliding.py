@@ -15,8 +15,9 @@ class SlidingAggregate(WindowAggregation):
     """One aggregate per key and distinct window. Null values are dropped.
 
     As in Kafka Streams, a record at the time t has two windows. Its own window is `[t - size, t]`.
-    The next window is `[t + 1, t + 1 + size]`, and exists only if it contains later records. If
-    t < size, the own window would begin before 0, so all such records share the window `[0, size]`.
+    The next window is `[t + 1, t + 1 + size]`, and exists only if it contains later records. If t <
+    size, the record's own window would begin before 0, so all such records share the window `[0,
+    size]`.
 
     A new window begins as a copy of an existing window that has the same records. A window for
     which the record is late is neither created nor changed.
@@ -41,7 +42,7 @@ class SlidingAggregate(WindowAggregation):
             out.count("null_key" if row.key is None else "null_value")
             return
         time, size = row.time, self.window.size_ms
-        # If the record is late for the latest window that contains it, it is late for all of them.
+        # A record that is late for the latest window that contains it is late for all its windows.
         if self.lateness.is_late(time + size, row.after):
             out.count("late")
             out.send_late()
@@ -137,8 +138,8 @@ class SlidingAggregate(WindowAggregation):
         copied = None
         if preceding is not None and (previous is None or previous < row.time):
             previous = state[preceding][0]
-            # The row's own window also contains the records of the
-            # preceding window: copy their aggregate.
+            # The row's own window also contains the records of the preceding window, so copy the
+            # preceding window's aggregate.
             if not has_own and previous >= own:
                 copied = self.calculation.copy(state[preceding][1])
         # The window right after the previous record may not exist yet: the row is then the first
@@ -154,7 +155,7 @@ class SlidingAggregate(WindowAggregation):
         if not has_own and self._add_to_each(state, [own], row, out, copied):
             is_counted = True
             # If the row's own window starts right after the previous record, Kafka Streams sends
-            # the window's result twice. A later step that counts updates sees this.
+            # the window's result twice. This matters to a later step that counts updates.
             if previous == own - 1:
                 self._send_again(state, own, row, out)
         return is_counted
@@ -182,8 +183,8 @@ class SlidingAggregate(WindowAggregation):
         The record's own window would begin before 0, so all these records share the window that
         begins at 0. Returns whether the record was added to any window; if not, it is late.
 
-        The results of the windows are sent in the same order as in Kafka Streams. This order is
-        visible to a later step that does not distinguish the windows.
+        The results of the windows are sent in the same order as in Kafka Streams. The order matters
+        to a later step that does not distinguish the windows.
         """
         if 0 in state:
             previous = state[0][0]

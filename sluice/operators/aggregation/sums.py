@@ -1,4 +1,4 @@
-"""Accumulators of counts, sums and averages. They add single values, or many windows' columns."""
+"""Accumulators of counts, sums and averages, which add single values or whole columns."""
 
 from __future__ import annotations
 
@@ -122,8 +122,8 @@ class WindowSums(WindowAccumulators):
 
 
 Large = int | str
-"""An integer of any size. It is a text if it does not fit 64 bits, because MessagePack has no
-larger integers."""
+"""An integer of any size. An integer of more than 64 bits is a text, because MessagePack has no
+such integers."""
 
 
 def _large(number: int) -> Large:
@@ -271,7 +271,10 @@ class ExactAverage(ExactSum):
 
 
 class DecimalSum(Accumulator):
-    """The sum of Decimals, of at most 38 digits as in Spark. Raises OverflowError beyond that."""
+    """The sum of Decimals, of at most 38 digits as in Spark.
+
+    Raises OverflowError if a sum has more digits.
+    """
 
     takes_columns = True
 

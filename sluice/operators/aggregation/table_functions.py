@@ -1,7 +1,7 @@
 """Accumulators over tables for functions such as `max`, whose result may come from a single row.
 
-They keep the values of all rows: if that row changes or is deleted, the value of another row
-becomes the result.
+These accumulators keep the values of all rows, because another row's value becomes the result if
+that row changes or is deleted.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from sluice.values.windows import TimeWindow, Window
 
 AllBounds = tuple[Times, Times, Mask]
 """For many times: the starts of the windows that may contain each time, the ends of these windows,
-and whether each window contains the time. Each of the three is a matrix. It has a row for each time
-and a column for each window, the earliest window first."""
+and whether each window contains the time. Each of the three is a matrix. A matrix has a row for
+each time and a column for each window, the earliest window first."""
 
 
 def bounds_of_all(window: TimeWindow, times: Times) -> AllBounds:

@@ -28,9 +28,9 @@ _MOST_WINDOWS = 20_000_000
 
 
 class TooManyWindowsError(Exception):
-    """There are too many windows for one array, or places (see `Line`) do not fit 64 bits.
+    """There are too many windows for one array, or a place (see `Line`) does not fit 64 bits.
 
-    The operators can process the records one by one.
+    The caller must process the records one by one.
     """
 
 
@@ -134,10 +134,10 @@ def neighbourhoods_of(
 
 
 def are_apart(begins: Integers, ends: Integers, gap: int) -> Mask:
-    """Return a mask of earlier sessions at most a gap after another, but not merged with it.
+    """Return a mask of the stored sessions that begin at most a gap after another stored session.
 
-    The other session had closed for the partition whose record began the later session, but not yet
-    for all partitions. `begins` and `ends` are the places of the sessions.
+    The two were not merged, because the first had closed for the partition whose record began the
+    second, but not yet for all partitions. `begins` and `ends` are the places of the sessions.
     """
     apart = np.zeros(len(begins), np.bool_)
     order = np.argsort(begins, kind="stable")
@@ -206,7 +206,7 @@ def _timed_windows(window: TimeWindow, line: Line, places: Integers) -> WindowRa
 
 
 def _first_starts(window: Window, times: Integers) -> Integers:
-    """Return the start of the earliest window that contains each time.
+    """Return, for each time, the start of the earliest window that contains it.
 
     Windows with a negative start do not exist.
     """

@@ -34,7 +34,7 @@ def joined(left: str | None, right: str | None, more: str = "") -> str:
 
     `more` is the text of further fields. Each field begins with a comma.
     """
-    # The values are JSON already, so they need not be decoded.
+    # Both values are JSON texts, so they need not be decoded.
     left_json = "null" if left is None else left
     right_json = "null" if right is None else right
     return f'{{"left":{left_json},"right":{right_json}{more}}}'
@@ -43,7 +43,7 @@ def joined(left: str | None, right: str | None, more: str = "") -> str:
 def joined_texts(left: pa.Array, right: pa.Array, *more: str | pa.Array) -> pa.Array:
     """Return the JSON texts of a join's results.
 
-    `more` has the parts of the further fields' text.
+    `more`: further fields as text, in parts that are joined row by row.
     """
     sides = '{"left":', pc.fill_null(left, "null"), ',"right":', pc.fill_null(right, "null")
     return pc.binary_join_element_wise(*sides, *more, "}", "")
@@ -75,8 +75,8 @@ class TableJoin(Operator[TablePair]):
     whether its table is filtered.
 
     If both sides depend on one table, the join gets some changes early, and then once more; see
-    `AHEAD`. Even then, unlike in Kafka Streams, the old value of a result is the previously sent
-    result.
+    `AHEAD`. Even for such changes, unlike in Kafka Streams, the old value of a result is the
+    previously sent result.
     """
 
     state_type: Any = TablePair
@@ -120,7 +120,7 @@ class TableJoin(Operator[TablePair]):
         # nothing to the join.
         replaced = state.right if row.side == RIGHT else state.left
         if row.value is None and replaced is None and self.filtered[row.side]:
-            # The state now contains this change, so its result is the one that was sent.
+            # The state now contains this change, so the result that was sent is the state's result.
             self._sent_ahead.pop(row.key, None)
             return
         if row.key in self._sent_ahead:
@@ -210,9 +210,10 @@ class TableJoin(Operator[TablePair]):
     def _sends_tombstone(self, state: TablePair, side: int, replaced: str | None) -> bool:
         """Return whether a change of this side sends a tombstone.
 
-        The change has no result, neither before nor after it. As in Kafka Streams, the join sends a
-        tombstone if the other side has a value, except for the right side of a left join. If this
-        side alone can have a result, it is enough that the change has `replaced` a value.
+        Called only if there is no result before and after the change. As in Kafka Streams, an inner
+        join sends a tombstone if the other side has a value. An outer join, and a left join for its
+        left side, also send one if the change has `replaced` a value. For its right side, a left
+        join sends no tombstone.
         """
         other = state.left if side == RIGHT else state.right
         if self.how == "inner":
@@ -281,7 +282,7 @@ class _SideOfRows:
         return list(zip(keys.tolist(), values, self._times[last].tolist(), strict=True))
 
     def _places(self, indices: Indices) -> Indices:
-        """Return places in an array of the values of all rows, followed by those of all states.
+        """Return places in an array that holds all rows' values, and then all states' values.
 
         The place of a row is its index. The index -1 means the state of the row's key.
         """

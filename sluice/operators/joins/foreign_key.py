@@ -81,8 +81,7 @@ class ForeignKeyJoin(Operator[Referred]):
         # filtered table does not pass on the deletion of a row that it never had.
         if self.right_filtered and old is None and row.value is None:
             return
-        # Kafka Streams reads the left rows of a foreign key from a store, which sorts
-        # them by their keys.
+        # In Kafka Streams, a store sorts the left rows of a foreign key by their own keys.
         for key in sorted(state.left, key=str.encode):
             out.emit(key, self._result(state.left[key], row.value), row.time)
 

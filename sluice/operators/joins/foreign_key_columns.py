@@ -53,7 +53,7 @@ class _LeftRows:
 
     @classmethod
     def of_rows(cls, rows: KeyedRows, is_left: Mask) -> Self:
-        """Return the changes that the rows `is_left` make."""
+        """Return the changes made by the rows of the mask `is_left`."""
         changing = np.flatnonzero(is_left & (rows.is_old | rows.has_value))
         taken = pa.array(changing)
         return cls(
@@ -69,8 +69,8 @@ class _LeftRows:
 class _LeftChanges:
     """The changes of the left rows of all foreign keys, sorted by foreign key, own key and order.
 
-    For a left row that is already in a state, the adding row is the index before its foreign key's
-    first row.
+    For a left row that was in a state before the batch, `rows` has the index before the first row
+    of its foreign key.
     """
 
     keys: Indices
@@ -91,7 +91,7 @@ class _LeftChanges:
 
     @classmethod
     def of(cls, states: Sequence[Referred], rows: KeyedRows, is_left: Mask) -> Self:
-        """Return the left rows in `states`, and the changes that the rows `is_left` make."""
+        """Return the stored left rows, and the changes made by the rows of the mask `is_left`."""
         stored, changing = _LeftRows.of_states(states, rows), _LeftRows.of_rows(rows, is_left)
         keys = np.concatenate((stored.keys, changing.keys))
         changed_by = np.concatenate((stored.rows, changing.rows))
@@ -116,9 +116,9 @@ class _LeftChanges:
         )
 
     def stays_at(self, right_rows: Indices) -> tuple[Indices, Indices] | None:
-        """Return pairs of a change that adds a left row, and a right row while this left row stays.
+        """Return pairs: a change that adds a left row, and a right row that comes while it stays.
 
-        None if there are too many pairs.
+        Returns None if there are too many pairs.
         """
         first = np.searchsorted(right_rows, self.rows, "right")
         end = np.where(self.adds, np.searchsorted(right_rows, self.ends), first)
@@ -153,7 +153,7 @@ class _RightBefore:
 
     @classmethod
     def of(cls, states: Sequence[Referred], rows: KeyedRows, is_right: Mask) -> Self:
-        """Return, for each row, the right row before it. The rows `is_right` change right rows."""
+        """Return the right row before each row; `is_right` marks the changes of right rows."""
         last = rows.last_before(is_right)
         stored = [state.right for state in states]
         values = take_or(rows.columns["value"], last, stored, rows.key_numbers)
@@ -177,7 +177,7 @@ def join_columns(
         _RightBefore.of(states, rows, is_right),
     )
     had_right = validity(before.values)
-    # These rules are the same as in `ForeignKeyJoin.process`, which processes a single row.
+    # `ForeignKeyJoin.process` has the same rules, for a single row.
     if right_filtered:
         joins_left = is_right & (rows.has_value | had_right)
     else:
@@ -208,8 +208,8 @@ def _results_of_left(
     """Return the results of the changes of left rows."""
     has_result = is_left & ~rows.is_old & rows.has_value & (had_right | is_left_join)
     is_moved = is_left & (rows.sides == MOVED)
-    # In a left join, a deleted left row's new value sends the tombstone. In an inner join, the old
-    # value sends it.
+    # For a deleted left row, the row with the new value sends the tombstone in a left join. In an
+    # inner join, the row with the old value sends it.
     sends_tombstone = np.where(
         rows.is_old, rows.has_value & (not is_left_join), rows.has_value | is_left_join
     )

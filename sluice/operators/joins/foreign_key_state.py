@@ -15,8 +15,8 @@ class Referred(msgspec.Struct, array_like=True):
 
     def put_left(self, key: str, value: str) -> None:
         """Add or replace a row of the left table."""
-        # Move a replaced row to the end, as if it had been removed and added again. Both must give
-        # the same order.
+        # Move a replaced row to the end, so that the order is the same as if the row had been
+        # removed and added again.
         self.left.pop(key, None)
         self.left[key] = value
 

@@ -58,7 +58,7 @@ class UnmatchedSearch(msgspec.Struct, array_like=True):
     def look(self, stream_time: int, last_unmatched: tuple[int, int]) -> None:
         """Remove each side's times up to `last_unmatched`.
 
-        Their records are sent unmatched at `stream_time`.
+        The records with these times are sent unmatched at `stream_time`.
         """
         latest = [times[-1] for times in self.waiting if times]
         for times, last in zip(self.waiting, last_unmatched, strict=True):
@@ -70,11 +70,11 @@ class UnmatchedSearch(msgspec.Struct, array_like=True):
         self.looked = stream_time
 
     def _next_look(self) -> int:
-        """Return the new `since`. Both sides still have waiting records.
+        """Return the new `since` if both sides still have waiting records.
 
-        A search in Kafka Streams stops at the first record after the earliest record of each side,
-        so this is the record's time. Of records with the same time, those of the right side come
-        first.
+        In Kafka Streams, a search stops at the first record after the earliest records of both
+        sides. The new `since` is the time of this record. Of records with the same time, those of
+        the right side come first.
         """
         left, right = self.waiting
         if left[0] >= right[0]:
@@ -141,7 +141,7 @@ class StreamJoin(Operator[Sides]):
 
     @override
     def sent_until(self, stream_time: int) -> int:
-        # As in Kafka Streams, a record that is already due may have to wait for the next search.
+        # As in Kafka Streams, a record may be due but wait for the next search.
         if self.shared is None:
             return stream_time
         return min(stream_time, self.shared.looked)
@@ -201,9 +201,9 @@ class StreamJoin(Operator[Sides]):
     ) -> Results | None:
         """Join all rows at once, if that is possible for their keys.
 
-        In an outer join, a key's rows are left over in two cases: the rows come from several
-        partitions, and a later row has an earlier stream time; or a record of the key is already
-        due when the batch begins, or when the record arrives.
+        In an outer join, a key's rows are left over in two cases. The first case: the rows come
+        from several partitions, and a later row has an earlier stream time. The second case: a
+        record of the key is already due when the batch begins, or when the record arrives.
         """
         if not self._is_outer:
             results = join_columns(self.lateness, states, rows)
@@ -328,7 +328,7 @@ class StreamJoin(Operator[Sides]):
             record: StoredRecord = RecordWithHeaders(row.time, row.value, waits_for_match, headers)
         else:
             record = StoredRecord(row.time, row.value, waits_for_match)
-        # Most records arrive in the order of time, and then need no search.
+        # Most records arrive in the order of time, so they can be appended.
         if not side.records or side.records[-1].time <= row.time:
             side.records.append(record)
         else:
@@ -350,7 +350,7 @@ class StreamJoin(Operator[Sides]):
     def look(self, stream_time: int) -> None:
         """Look for unmatched records of all keys.
 
-        The records are sent when their keys are closed.
+        `close` then sends these records, key by key.
         """
         assert self.shared is not None
         last_unmatched = (
@@ -380,8 +380,8 @@ class StreamJoin(Operator[Sides]):
             records[:count] = matched
             waiting = (record.time for record in records if record.waits_for_match)
             side.waits_from = next(waiting, NEVER)
-        # Kafka Streams' store sorts the unmatched records of all keys in this way: by time, the
-        # right side first.
+        # In Kafka Streams, a store sorts the unmatched records of all keys by time and, for equal
+        # times, the right side first.
         headers = out.headers
         for time, number, record in sorted(due, key=lambda entry: (entry[0], -entry[1])):
             rank = 2 * time + (number == LEFT)
@@ -413,9 +413,9 @@ class StreamJoin(Operator[Sides]):
 
         If none waits, return the time at which the next record can no longer be matched.
         """
-        # A record can be kept beyond the time at which it expires, because only records of its side
-        # make the join forget it. The expiry of such a record must not hide the time at which
-        # another record is sent unmatched.
+        # A record may stay in the state after it has expired, because only later records of its own
+        # side remove it. The expiry of such a record must not hide the time at which another record
+        # is sent unmatched.
         sent = self.release_due(state)
         if sent is not None:
             return sent

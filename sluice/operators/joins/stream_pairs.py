@@ -89,8 +89,8 @@ class MatchingPairs:
         left, right = pairs
         of_right = records.order[right] > records.order[left]
         cause, other = np.where(of_right, right, left), np.where(of_right, left, right)
-        # If both records come from states, the pair was sent in an earlier batch. Such a pair gets
-        # the row -1, and is left out below.
+        # If both records come from states, the pair was sent in an earlier batch. Give such a pair
+        # the row -1, so that it is left out below.
         row = records.order[cause].clip(-1)
         left_time = rows.stream_times["left"][row]
         right_time = rows.stream_times["right"][row]
@@ -117,7 +117,7 @@ def join_columns(
     """
     # A key may have rows of several partitions, each with its own stream time. If stream time
     # is earlier in a row than in the preceding row, more records have expired than the later row's
-    # times show. The columns cannot express this.
+    # times show. The columns cannot express this, so process the rows one by one.
     for name in ("left", "right"):
         if falls(rows.stream_times[name], rows.key_numbers).any():
             return None
@@ -150,7 +150,7 @@ def unexpired_rows(lateness: JoinLateness, rows: KeyedRows, passed: tuple[int, i
 def last_expired_of_sides(
     lateness: JoinLateness, sides: npt.NDArray[np.integer[Any]], left: Times, right: Times
 ) -> Times:
-    """Return, for each record's side, the latest time of a record that can no longer be matched.
+    """Return, for each record, the latest event time of expired records of the same side.
 
     `left` and `right`: the largest times of the left and of the right stream.
     """
@@ -174,8 +174,8 @@ def _pairs(lateness: JoinLateness, records: JoinRecords) -> tuple[Indices, Indic
     if not len(records.times):
         return NO_ROWS, NO_ROWS
     first_time, last_time = int(records.times.min()), int(records.times.max())
-    # Combine key and time to one number, to sort and find records by one comparison. No record has
-    # the last number of its key.
+    # Combine key and time in one number, so that one comparison sorts and finds records. The last
+    # number of each key belongs to no record.
     after_last = last_time - first_time + 1
     numbers_of_key = after_last + 1
     if (int(records.keys.max()) + 1) * numbers_of_key >= 1 << 63:

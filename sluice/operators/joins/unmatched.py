@@ -74,7 +74,7 @@ def keys_in_order(lateness: JoinLateness, rows: KeyedRows) -> Mask:
 def _reached(rows: KeyedRows) -> Times:
     """Return the stream time up to which each row sends records of its key unmatched."""
     before, after = rows.stream_times["before"], rows.stream_times["after"]
-    # A record that is out of order does not search for unmatched records at its own time.
+    # A record that is out of order sends only the records that were due before it.
     reached: Times = np.where(rows.times == after, np.maximum(before, after), before)
     return reached
 
@@ -103,9 +103,9 @@ def join_outer(
 ) -> OuterJoined | None:
     """Return the results of a left or outer join. Changes no state.
 
-    Returns None if the rows have to be processed one by one. All keys must be `keys_in_order`.
-    `advances_until` returns, for each of these stream times, the number of advances until all
-    partitions have reached it; NEVER if they do not reach it in this batch.
+    Returns None if the rows have to be processed one by one. `keys_in_order` must be true for all
+    keys. `advances_until` takes stream times. For each, it returns the number of advances until all
+    partitions have reached the time; NEVER if they do not reach it in this batch.
     """
     records = JoinRecords.of(states, rows)
     matches = MatchingPairs.of(lateness, records, rows)
@@ -181,7 +181,7 @@ class _Departures:
         is_matched[matches.cause[~is_late]] = True
         is_match = ~is_late
         # Whether a record has been sent depends on earlier matches. The matches are sorted by their
-        # causes, so this order works.
+        # causes, so the loop decides the earlier matches first.
         late = np.flatnonzero(is_late)
         for place, cause, other in zip(late, matches.cause[late], matches.other[late], strict=True):
             if is_matched[other]:
@@ -210,8 +210,8 @@ class _Outcomes:
         is_lone = departures.is_outer.copy()
         is_lone[matches.cause] = False
         at_once, waited = is_lone & departures.is_past, is_lone & ~departures.is_past
-        # The matches are sorted by their causes. Write them in reverse order, so a record's first
-        # match remains.
+        # The matches are sorted by their causes. Write them in reverse order, so that each record's
+        # first match is written last and remains.
         first_match = np.full(len(records.keys), NEVER)
         first_match[matches.other[::-1]] = matches.cause[::-1]
         sender, released, advances = departures.sender, departures.released, departures.advances
@@ -221,7 +221,7 @@ class _Outcomes:
         by_release = (
             waited & (released < NEVER) & (released <= until_sender) & (released <= until_match)
         )
-        # A row first sends unmatched records, and is matched afterwards.
+        # A row first sends unmatched records, and is only then matched.
         by_row = waited & ~by_release & (sender < NEVER) & (sender <= first_match)
         waits = waited & ~by_release & ~by_row & (first_match == NEVER)
         return cls(departures.due, sender, at_once, by_row, by_release, waits)
@@ -315,7 +315,8 @@ def can_match(
     last = rows.last_of_keys(rows.has_value)
     latest: list[Times] = []
     for name, of_all in zip(("left", "right"), passed, strict=True):
-        # If all rows of a key lack a value, they do not show the stream time.
+        # Rows without a value do not count. A key with only such rows gets no stream time from
+        # them.
         of_keys = np.where(last >= 0, rows.stream_times[name][last], _BEFORE_ALL)
         latest.append(np.maximum(of_keys, of_all)[records.keys])
     last_expired = last_expired_of_sides(lateness, records.sides, *latest)

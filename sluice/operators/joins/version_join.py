@@ -27,7 +27,7 @@ class HeldRecord(msgspec.Struct, array_like=True):
 
 
 class Versions(msgspec.Struct, array_like=True):
-    """A key's versions, the earliest first, and its held records in the order of their arrival."""
+    """A key's versions, the earliest first, and its waiting records in the order of arrival."""
 
     versions: list[Version] = []
     held: list[HeldRecord] = []
@@ -36,9 +36,10 @@ class Versions(msgspec.Struct, array_like=True):
 class VersionedJoin(Operator[Versions]):
     """Joins each record of a stream with the table's version as of the record's time.
 
-    The table's history reaches `history_ms` back from its largest time. The latest version never
-    expires. With `grace_ms`, a record is held back until stream time is `grace_ms` past the time of
-    the record. Of several held records, the earliest is joined first.
+    The history reaches `history_ms` back from the largest event time of the table's records. The
+    latest version never expires. With `grace_ms`, a record is held back until stream time is
+    `grace_ms` past the time of the record. Of several waiting records, the earliest is joined
+    first.
     """
 
     state_type: Any = Versions
@@ -95,7 +96,7 @@ class VersionedJoin(Operator[Versions]):
         out: Output,
         latest_of_sides: tuple[int, int] = (-1, -1),
     ) -> None:
-        """Join the held records that are due, the earliest first."""
+        """Join the waiting records that are due, the earliest first."""
         if self.grace_ms is None:
             return
         last_due = closed - self.grace_ms

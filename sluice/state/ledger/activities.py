@@ -1,4 +1,4 @@
-"""What people have done to pipelines: who did what, and when."""
+"""The actions of people on pipelines, with the user and the time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sluice.state.ledger.ledger_tables import ACTIVITIES
 MOST = 1_000
 """How many activities of a pipeline are kept."""
 LONGEST_DETAIL = 1_000
-"""The most characters of a detail."""
+"""The maximum length of a detail, in characters."""
 
 
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +36,7 @@ class Activities(LedgerPart):
     """The activities of all pipelines."""
 
     def add(self, pipeline: str, action: str, by: str, detail: str = "", run: str = "") -> None:
-        """Add an activity with the current time, and forget the oldest beyond `MOST`."""
+        """Add an activity with the current time. Keep only the newest `MOST` activities."""
         row = {
             "pipeline": pipeline,
             "at": datetime.now(UTC).isoformat(timespec="microseconds"),

@@ -104,9 +104,9 @@ class Audit(OfGeneration, frozen=True, kw_only=True):
     shards are written; `audit`; and `output`. A replayed batch has no `start`, and a batch that was
     copied from another generation has no phases."""
     step_rows: dict[str, int] = msgspec.field(default_factory=dict)
-    """`received/STEP/INPUT` → the number of rows that a step got from its input with this index,
-    and `results/STEP` → the number of rows that the step passed on. Steps whose rows cannot be
-    counted exactly have no counts; nor have batches of earlier versions."""
+    """`received/STEP/INPUT` → the number of rows that a step got from its input with this index.
+    `results/STEP` → the number of rows that the step passed on. There are no counts for steps whose
+    rows cannot be counted exactly, or for batches of earlier versions of Sluice."""
 
     @property
     def is_written(self) -> bool:
@@ -178,10 +178,9 @@ class Audits(LedgerPart):
         return None if audit is None else audit.published_checksums(worker)
 
     def checksum(self, ref: GenerationRef, worker: int, since: int) -> tuple[int, str] | None:
-        """Return the oldest retained batch from `since` on, and the checksum of its state rows.
+        """Return the oldest retained batch from `since` on, and the checksum of the worker's rows.
 
-        The checksum is that of the worker's rows. Return None if there is no such batch, or the
-        worker had no shard.
+        Return None if there is no such batch, or the worker had no shard.
         """
         c = AUDITS.c
         statement = (

@@ -21,8 +21,8 @@ def copy_ledger(
 
     `locations` are the new addresses of the workers' shards. If they are given, the target must
     have no pipelines. If another command has added a pipeline, raises Refused and changes nothing.
-    If addresses are given, the target does not get workers without one, because their shards belong
-    to the source. An example is a worker of a generation that is being built.
+    With `locations`, workers without a new address are not copied, because their shards belong to
+    the source. An example is a worker of a generation that is being built.
     """
     with (
         database_errors("Copying the ledger", seconds=None),
@@ -34,10 +34,10 @@ def copy_ledger(
         pipeline = new.execute(select(PIPELINES.c.pipeline).limit(1)).scalar()
         if locations is not None and pipeline is not None:
             raise Refused(
-                f"Meanwhile, a run or another command has added the pipeline {pipeline!r} to the "
-                "ledger. Nothing has been copied.",
-                next_step="Use the state that the ledger has now, or repeat the command with "
-                "empty places for ledger and shards.",
+                f"While the ledger was copied, a run or another command added the pipeline "
+                f"{pipeline!r} to the target. Nothing has been copied.",
+                next_step="Use the state that the target has now, or repeat the command with "
+                "other, empty places for ledger and shards.",
             )
         for table in METADATA.sorted_tables:
             # Columns that count up automatically are not copied, because the target's database

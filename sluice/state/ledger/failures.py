@@ -20,8 +20,8 @@
 | budget | the runs of today cost more than the budget | the driver | the day ends |
 | schemas | registry and pipeline do not match | `sluice check` | a later check finds a match |
 
-Airflow's API server adds to the failures `run`, `slot` and `overdue` what only Airflow's database
-knows about them: see `api.airflow_causes`.
+Airflow's API server adds facts from Airflow's database to the failures `run`, `slot` and `overdue`:
+see `api.airflow_causes`.
 
 Hosts look for failures of the `OBSERVED_KINDS` again and again. Such a failure no longer counts if
 no host has recorded it for `UNSEEN_SECONDS`, for example because the host is gone for good.
@@ -126,7 +126,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     ) -> Self:
         """Describe `error` as a failure at the current time.
 
-        These secrets and the secrets of this process's settings are masked.
+        `secrets` and the secrets of this process's settings are masked.
         """
         if isinstance(error, SluiceError):
             title, detail, next_step = error.title, first_line(error.detail), error.next_step

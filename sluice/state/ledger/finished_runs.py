@@ -1,4 +1,4 @@
-"""The runs that have ended, and what they cost: each of the last days, and added up by day."""
+"""The runs that ended in the last days, and the daily cost of each pipeline's runs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class FinishedRun(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None
     """The peak memory of these processes; None if the driver was killed."""
     state_bytes: int | None = None
-    """The size of all shards at the end; None if the size of one is unknown."""
+    """The size of all shards at the end; None if the size of a shard is unknown."""
 
     @property
     def seconds(self) -> float:
@@ -60,7 +60,7 @@ class FinishedRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DailyCost(msgspec.Struct, frozen=True, kw_only=True):
-    """What the runs of a pipeline that ended on one day cost."""
+    """The cost of a pipeline's runs that ended on one day."""
 
     pipeline: str
     day: str
@@ -77,7 +77,8 @@ class FinishedRuns(LedgerPart):
     def add(self, run: FinishedRun, totals: Sequence[Measurement] = ()) -> None:
         """Add a run, and add `totals` to its pipeline's totals, in one transaction.
 
-        Forget runs that are older than `KEPT`, and the oldest beyond `MOST_RUNS`.
+        Forget runs that are older than `KEPT`, and the oldest runs if there are more than
+        `MOST_RUNS`.
         """
         with database_errors("Adding a run"), transaction(self._engine) as connection:
             connection.execute(delete(FINISHED_RUNS).where(_is_of(run)))
@@ -112,7 +113,7 @@ class FinishedRuns(LedgerPart):
         return _run(rows[0]) if rows else None
 
     def costs(self, since: date) -> list[DailyCost]:
-        """Return what the runs of all pipelines cost from a day on, by pipeline and day."""
+        """Return the daily costs of all pipelines from a day on, sorted by pipeline and day."""
         c = COSTS.c
         statement = select(COSTS).where(c.day >= since.isoformat()).order_by(c.pipeline, c.day)
         return [DailyCost(**dict(row)) for row in self._read(statement)]
@@ -134,7 +135,8 @@ class FinishedRuns(LedgerPart):
 def topology_hash(info: GenerationInfo) -> str:
     """Return a hash of the definitions that compute a generation's state.
 
-    It changes when a change of the pipeline's file changes stores, steps, functions or contracts.
+    The hash changes if a change of the pipeline's file affects stores, steps, functions or
+    contracts.
     """
     parts = [info.description, info.operators, info.functions, info.contracts, info.outputs]
     return hashlib.sha256(as_json(parts).encode()).hexdigest()[:12]

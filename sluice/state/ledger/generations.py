@@ -117,7 +117,7 @@ class Generations(LedgerPart):
         sources: Iterable[SourcePartition],
         note: str,
     ) -> None:
-        """Make a generation current whose newest snapshot the ledger has lost, with this snapshot.
+        """Publish a snapshot that the ledger has lost, and make its generation current.
 
         Earlier snapshots of the generation that the ledger still has are kept. Raise LeaseError and
         change nothing unless the generation's lease is held in the audit's epoch.
@@ -149,10 +149,9 @@ class Generations(LedgerPart):
         """Make a generation the current generation. Raise NotFound if it was never registered.
 
         `lease` is the lease of the generation to be replaced, and `places` are the epochs of the
-        workers' placements when the new generation's shards were filled. Change nothing, but
-        raise LeaseError, if the lease is no longer held, or Refused if a placement has changed. A
-        `note` is kept with the name of the run. `replayed` says that a replay has built the
-        generation.
+        workers' placements when the new generation's shards were filled. Change nothing and raise
+        LeaseError if the lease is no longer held, or Refused if a placement has changed. A `note`
+        is kept with the name of the run. `replayed` says whether a replay has built the generation.
         """
         registered = select(GENERATIONS).where(of_ref(GENERATIONS, ref))
         with database_errors("Promoting the generation"), transaction(self._engine) as connection:
@@ -160,8 +159,8 @@ class Generations(LedgerPart):
                 require_epoch(connection, lease.ref, lease.epoch)
             if connection.execute(registered).first() is None:
                 raise NotFound(f"Pipeline {ref.pipeline!r} has no generation {ref.generation}.")
-            # If a worker was moved since the shards were filled, its shard of the new generation is
-            # still at the server from which the worker was moved.
+            # If a worker was moved after the shards were filled, its shard of the new generation is
+            # still at the old server.
             if places is not None and epochs_of(connection, ref.pipeline) != places:
                 raise Refused(
                     f"A worker of {ref.pipeline!r} was moved while generation {ref.generation} "
@@ -233,7 +232,7 @@ class Generations(LedgerPart):
         return bool(rows and rows[0]["replayed"])
 
     def retire(self, pipeline: str) -> None:
-        """Note that a pipeline is no longer run, until its next run.
+        """Mark a pipeline as no longer run. Its next run removes the mark.
 
         Raise NotFound if it has never run.
         """
@@ -269,10 +268,10 @@ class Generations(LedgerPart):
         return sorted(row["generation"] for row in self._read(statement))
 
     def new(self, pipeline: str, above: int = 0) -> GenerationRef:
-        """Return a new generation, with a number above `above` that none has had before.
+        """Return a new generation, with a number above `above` that has never been used.
 
-        A driver that has lost its lease may still write to a removed generation, so its number is
-        not used again.
+        A driver that has lost its lease may still write to a removed generation, so the number of a
+        removed generation is not used again.
         """
         newest = above
         # The table of leases also has the generations that were removed.
@@ -298,7 +297,7 @@ class Generations(LedgerPart):
                 raise StateError(
                     f"Generation {ref.generation} of {ref.pipeline!r} is the current one, so it "
                     "cannot be removed.",
-                    next_step="Look at the pipeline's generations: "
+                    next_step="Name another generation. To list them: "
                     f"sluice generations list {ref.pipeline}.",
                 )
             for table in _BY_GENERATION:
@@ -309,10 +308,10 @@ class Generations(LedgerPart):
     def forget_pipeline(self, lease: LeaseRow) -> None:
         """Remove a pipeline from the ledger, except its workers, placements and leases.
 
-        The workers stay until `forget_workers`, because their shards still exist. So do their
-        placements: a state server deletes only the shards that the ledger places there. The leases
-        stay, so that a driver that has lost one of them cannot write for a later pipeline of this
-        name.
+        The workers stay until `forget_workers`, because their shards still exist. Their placements
+        stay, too, because a state server deletes only the shards that the ledger places there. The
+        leases stay, so that a driver that has lost one of them cannot write for a later pipeline of
+        this name.
 
         `lease` is the current generation's lease. Raise LeaseError, and change nothing, if it is no
         longer held.

@@ -67,7 +67,7 @@ class History(LedgerPart):
     def merge(self, ref: GenerationRef, last: int) -> int:
         """Merge the batches up to the number `last` into one batch with that number.
 
-        Return how many were removed.
+        Return the number of batches that were removed.
 
         The later batches begin where they began before. Merge only batches whose records the topics
         no longer have: a rebuild cannot repeat them, so their ends and clocks do not matter.

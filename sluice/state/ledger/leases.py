@@ -1,4 +1,4 @@
-"""Leases decide which driver may write: a generation has one, whose epoch fences off others.
+"""Leases decide which driver may write. A lease's epoch fences off drivers that have lost it.
 
 Clocks of different machines are never compared. A live holder keeps incrementing a counter in the
 lease, its beat. A waiting driver measures on its own monotonic clock how long the beat has not
@@ -28,7 +28,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     pid: int
     process: str
-    """Identifies the process across reboots of its machine; empty if unknown."""
+    """Identifies the process, even after a reboot of its machine; empty if unknown."""
     run: str = ""
     """The driver's Airflow run."""
 
@@ -95,7 +95,7 @@ class Leases(LedgerPart):
             raise
 
     def outrank(self, lease: LeaseRow, epoch: int) -> LeaseRow:
-        """Give a held lease an epoch above `epoch`, with which a lost lease has written a shard.
+        """Give a held lease an epoch above `epoch`, with which another lease has written a shard.
 
         Return the lease with its new epoch. Raise LeaseError if the lease is no longer held.
         """

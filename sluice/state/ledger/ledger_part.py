@@ -26,7 +26,7 @@ class LedgerPart:
 
 
 def json_texts(value: object, names: Iterable[str]) -> dict[str, str]:
-    """Return the attributes of a value with these names as JSON texts, for the columns of a row."""
+    """Return a value's attributes `names` as JSON texts, for the columns of a row."""
     return {name: as_json(getattr(value, name)) for name in names}
 
 

@@ -187,8 +187,8 @@ PLACEMENTS = Table(
     Column("port", Integer, nullable=False),
     Column("tls", Boolean, nullable=False),
 )
-"""The state server of each worker that has one. If a worker has none, every process opens the
-worker's shard itself."""
+"""The state servers of workers. If a worker has no state server, every process opens the worker's
+shard itself."""
 
 PLACES = Table(
     "places",
@@ -457,7 +457,7 @@ FINISHED_RUNS = Table(
     Column("memory_bytes", BigInteger, comment="the most; null if the driver was killed"),
     Column("state_bytes", BigInteger, comment="size of all shards; null if it is unknown"),
 )
-"""The newest runs that have ended, and what they cost."""
+"""The newest runs that have ended, and their costs."""
 
 COSTS = Table(
     "costs",
@@ -469,7 +469,7 @@ COSTS = Table(
     Column("cpu_seconds", Double, nullable=False),
     Column("gigabyte_seconds", Double, nullable=False, comment="most memory times duration"),
 )
-"""What the runs that ended on a day cost."""
+"""The cost of a pipeline's runs that ended on a day."""
 
 RENAMES = Table(
     "renames",

@@ -25,7 +25,7 @@ Labels = tuple[tuple[str, str], ...]
 SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0)
 """The upper bounds, in seconds, of the buckets in which histograms count durations."""
 BUCKET, SUM = "_bucket", "_sum"
-"""The ends of the names of a histogram's measurements."""
+"""The suffixes that distinguish the names of a histogram's measurements."""
 UNBOUNDED = "+Inf"
 """The upper bound of the last bucket."""
 

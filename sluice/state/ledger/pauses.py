@@ -17,7 +17,7 @@ from sluice.state.ledger.ledger_part import LedgerPart
 from sluice.state.ledger.ledger_tables import PAUSES
 
 LONGEST_REASON = 500
-"""The most characters of a reason."""
+"""The maximum length of a reason, in characters."""
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +62,7 @@ class Pauses(LedgerPart):
             raise pause.error()
 
     def pause(self, pipeline: str, reason: str, by: str) -> Pause:
-        """Pause a pipeline. The reason of a pipeline that is paused already is replaced."""
+        """Pause a pipeline. If the pipeline is paused already, replace the reason."""
         now = datetime.now(UTC).replace(microsecond=0)
         pause = Pause(pipeline=pipeline, reason=reason, paused_by=by, paused_at=now)
         row = msgspec.structs.asdict(pause) | {"paused_at": now.isoformat()}

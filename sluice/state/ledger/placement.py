@@ -137,7 +137,8 @@ class Placements(LedgerPart):
         began, or another move was begun, or the pipeline has other generations now.
         """
         with database_errors("Moving the worker"), transaction(self._engine) as connection:
-            # In PostgreSQL, the lock makes a move that begins now wait until this move has ended.
+            # In PostgreSQL, another move that begins now waits for this lock until this move has
+            # ended.
             if _epoch(connection, move, lock=True) != move.epoch:
                 raise _overtaken(_of_pipeline(connection, move.pipeline).get(move.number), move)
             # A shard of a new generation has not been moved, so a run would not find it.
@@ -203,7 +204,8 @@ def _written_at(placement: Placement | None, ref: GenerationRef, location: str) 
         not location.startswith("http")
         and database_url(location).get_backend_name() == "postgresql"
     ):
-        # Every host reaches the database, so the way through the server would only take longer.
+        # Every host reaches the database, so writing through the state server would only take
+        # longer.
         return location
     return placement.shard(ref)
 
@@ -264,10 +266,10 @@ def _generations(connection: Connection, pipeline: str) -> frozenset[GenerationR
 def _overtaken(now: Placement | None, move: Move) -> Refused:
     place = "without a state server" if now is None else f"at {now.host_port}"
     return Refused(
-        f"In the meantime, another command has moved worker {move.number} of {move.pipeline!r}, or "
-        f"has begun to move it. The worker is {place}, and this command has not changed that.",
-        next_step=f"Look where the worker is: sluice workers {move.pipeline}. Move the worker "
-        "again if it has to be elsewhere.",
+        f"While this command ran, another command moved worker {move.number} of {move.pipeline!r}, "
+        f"or began to move it. The worker is {place}, and this command has not changed that.",
+        next_step=f"Look where the worker is: sluice workers {move.pipeline}. "
+        "Move it again if it has to be elsewhere.",
     )
 
 

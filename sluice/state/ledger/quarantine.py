@@ -58,7 +58,7 @@ class Quarantine(LedgerPart):
     def conclude(self, before: Inspection, worker: int, reason: str = "") -> None:
         """Keep readers and writers from opening the worker's shard, for this reason.
 
-        Without a reason, let them open it.
+        If the reason is empty, let readers and writers open the shard.
 
         Raise Refused and change nothing if the worker's quarantine or placement is not the same
         as in `before`.
@@ -93,7 +93,7 @@ def replace_quarantine(
     worker: int,
     reason: str,
 ) -> None:
-    """End the quarantine of a worker's shard, or begin one for a reason, within a transaction."""
+    """Begin the quarantine of a shard, or end it if `reason` is empty, within a transaction."""
     connection.execute(
         delete(QUARANTINE).where(of_ref(QUARANTINE, ref), QUARANTINE.c.worker == worker)
     )

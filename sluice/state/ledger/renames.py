@@ -2,7 +2,7 @@
 
 A pipeline is renamed in three phases. `begun`: its shards and topics are being copied, and the
 pipeline is still used by its former name. `switched`: the ledger has the new name, and the copies
-under the former name are being removed. `done`: nothing is left but the former name itself.
+under the former name are being removed. `done`: only the former name itself is left.
 
 Stores and steps have only rows in the ledger, so they are renamed in one transaction.
 """
@@ -48,9 +48,9 @@ Kind = Literal["pipeline", "store", "step"]
 Phase = Literal["begun", "switched", "done"]
 
 _COPIED = (WORKERS, LEASES, PLACEMENTS, PLACES)
-"""The tables whose rows stay under the former name. The shards of the workers there still exist,
-and their state servers serve them until they are removed. The leases stay, so that a driver that
-has lost one of them cannot write for a later pipeline of the former name."""
+"""The tables whose rows stay under the former name. The workers' shards under that name still
+exist, and their state servers serve them until they are removed. The leases stay, so that a driver
+that has lost one of them cannot write for a later pipeline of the former name."""
 _LEFT_BY_ATTEMPTS = (FAILURES, MEASUREMENTS, SIZES, NOTES, PAUSES, ACTIVITIES)
 """The tables that may have rows for a pipeline that has published nothing."""
 
@@ -77,7 +77,7 @@ class Renames(LedgerPart):
     """The former names in all pipelines."""
 
     def of(self, former: str) -> Rename | None:
-        """Return the renaming of the pipeline that had this name; None if it is no former name."""
+        """Return the renaming of the pipeline with this former name; None if there is none."""
         rows = self._read(
             select(RENAMES).where(RENAMES.c.kind == "pipeline", RENAMES.c.former == former)
         )
@@ -129,7 +129,7 @@ class Renames(LedgerPart):
                 )
 
     def begin(self, lease: LeaseRow, name: str) -> None:
-        """Note that a pipeline is about to be renamed. Do nothing if that is noted already.
+        """Note that a pipeline is about to be renamed. Do nothing if this is noted already.
 
         Raise Refused if another pipeline has this name, or had it before it was renamed.
         """
@@ -152,8 +152,8 @@ class Renames(LedgerPart):
                 raise Refused(
                     f"{row['former']} was renamed to {row['name']}, "
                     f"or its renaming to {row['name']} has begun.",
-                    next_step=f"Choose another name, or look at: sluice rename {row['former']} "
-                    f"{row['name']}.",
+                    next_step="Choose another name. To see what that renaming does: sluice rename "
+                    f"{row['former']} {row['name']}.",
                 )
             connection.execute(insert(RENAMES), _row(name, "pipeline", old, name, "begun"))
 
@@ -179,7 +179,7 @@ class Renames(LedgerPart):
                 if "pipeline" in table.c and table not in _COPIED:
                     renamed = update(table).where(table.c.pipeline == old)
                     connection.execute(renamed.values(pipeline=name))
-            # The next run registers the file, in which somebody has to change the name first.
+            # Somebody has to change the name in the file. The next run then registers the file.
             files = update(GENERATIONS).where(GENERATIONS.c.pipeline == name)
             connection.execute(files.values(file=""))
             _copy_leases(connection, old, name)
@@ -207,7 +207,7 @@ class Renames(LedgerPart):
             connection.execute(update(RENAMES).where(*of_former).values(phase="done"))
 
     def forget(self, former: str) -> bool:
-        """Forget a former name of a pipeline. Return False if it is none."""
+        """Forget a former name of a pipeline. Return False if it is not a former name."""
         with database_errors("Forgetting the name"), transaction(self._engine) as connection:
             of_former = RENAMES.c.kind == "pipeline", RENAMES.c.former == former
             return connection.execute(delete(RENAMES).where(*of_former)).rowcount > 0

@@ -12,10 +12,11 @@ from sluice.settings import Settings
 def begin_run(
     settings: Settings, pipeline: str, action: str, detail: str = "", *, reads_records: bool
 ) -> None:
-    """Note that this process's user runs a pipeline, or does another action.
+    """Record that this process's user runs a pipeline or performs another action.
 
-    Raise PausedPipeline if the action reads records and somebody has paused the pipeline. That is
-    not a failure. If the ledger cannot be reached, do nothing: the run reports that.
+    Raise PausedPipeline if the action reads records and somebody has paused the pipeline. This
+    error does not count as a failure. If the ledger cannot be reached, do nothing: the run will
+    report the error.
     """
     # SQLAlchemy's import takes 0.1 s.
     from sluice.state.ledger.ledger import Ledger

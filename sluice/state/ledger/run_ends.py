@@ -56,8 +56,8 @@ def note_killed(
                 return
         info = ledger.generations.current(pipeline)
         if not run and info is not None and is_copy(info.file, configuration.pipelines):
-            # A copy was run by hand: its user sees that the run has failed, and the driver has
-            # noted the cause.
+            # Somebody has run a copy of the pipeline's file by hand. This user sees the failure,
+            # and the driver has noted the cause.
             return
         # A driver counts its own run when the run ends. A killed driver could not.
         ended_at = now()
@@ -103,9 +103,9 @@ def gone_files(
 ) -> dict[str, SluiceError]:
     """Return the errors for pipelines that have run, but that no file defines any more.
 
-    `files` maps each pipeline that has run to the path of its file then. `found` are the pipelines
-    that the files in `folder` define. A pipeline of another folder counts only if this process sees
-    that its file is gone from there.
+    `files` maps each pipeline that has run to the path of its file in its newest run. `found` are
+    the pipelines that the files in `folder` define. A pipeline of another folder counts only if
+    this process sees that its file is gone from there.
     """
     gone: dict[str, SluiceError] = {}
     for name, path in files.items():
@@ -141,7 +141,8 @@ def _add(configuration: Settings, error: Exception, pipeline: str, run: str) -> 
         kind: FailureKind = "registry" if isinstance(error, RegistryAway) else "run"
         failure = Failure.of(error, pipeline, run=run, kind=kind, secrets=configuration.secrets)
         info = ledger.generations.current(pipeline)
-        # A run in Airflow is never one of a copy, wherever Airflow has put the file this time.
+        # Airflow may put the pipeline's own file elsewhere for each run, so its runs never count as
+        # runs of a copy.
         if run or info is None or not is_copy(info.file, configuration.pipelines):
             ledger.failures.keep(failure)
             # Only the newest run counts, so clear the failures of earlier runs.

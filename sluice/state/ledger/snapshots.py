@@ -57,7 +57,7 @@ class KeptBatches(NamedTuple):
 
 
 class _ReadCount(msgspec.Struct):
-    """The count of a snapshot's records, without its other counts."""
+    """The number of records that a batch read. The other counts are not decoded."""
 
     read: int = 0
 
@@ -88,7 +88,7 @@ class Snapshots(LedgerPart):
 
         Return False and change nothing if the same batch is already published. Raise LeaseError
         if another driver has taken the lease since the audit's epoch. Raise WentBack if the ledger
-        does not have the batch before. Raise StateError if the batch does not continue the
+        does not have the preceding batch. Raise StateError if the batch does not continue the
         published batches: it is older than the newest snapshot, or has the same number but other
         positions.
         """
@@ -165,7 +165,7 @@ class Snapshots(LedgerPart):
         )
         newest = select(PIPELINES.c.pipeline, PIPELINES.c.generation, last)
         # With this condition, the database reads only the newest snapshots. With a join, SQLite
-        # would read them all.
+        # would read all snapshots.
         key = tuple_(SNAPSHOTS.c.pipeline, SNAPSHOTS.c.generation, SNAPSHOTS.c.batch)
         return self._snapshots(select(SNAPSHOTS).where(key.in_(newest)))
 
@@ -190,7 +190,7 @@ class Snapshots(LedgerPart):
         return kept
 
     def recent_counts(self, limit: int) -> dict[str, list[int]]:
-        """Return the number of records of each pipeline's newest `limit` batches, oldest first."""
+        """Return pipeline → the record counts of its newest `limit` batches, oldest first."""
         c = SNAPSHOTS.c
         last = select(func.max(c.batch)).where(_IS_CURRENT).correlate(PIPELINES)
         # The database finds the last batch, and then the newest batches, in its index.
@@ -227,8 +227,8 @@ class Snapshots(LedgerPart):
     ) -> list[Snapshot]:
         """Return the snapshots that were published at or after `moment`, newest first.
 
-        With `counting`, only snapshots with a count whose name contains one of these texts, such as
-        `late/`. The default, an empty text, is contained in every name.
+        With `counting`, return only snapshots with a count whose name contains one of these texts,
+        such as `late/`. The default, an empty text, is contained in every name.
         """
         published = SNAPSHOTS.c.published_at >= _as_text(moment)
         texts = [SNAPSHOTS.c.counts.contains(text, autoescape=True) for text in counting]
@@ -256,7 +256,7 @@ class Snapshots(LedgerPart):
     def all_of_run(self, pipeline: str, run: str) -> list[Snapshot]:
         """Return all snapshots that a run published, oldest first.
 
-        A run that lingers publishes thousands.
+        A run that lingers publishes thousands of snapshots.
         """
         statement = current(SNAPSHOTS).where(
             SNAPSHOTS.c.pipeline == pipeline, SNAPSHOTS.c.run == run
@@ -302,7 +302,7 @@ class Snapshots(LedgerPart):
             return last_batch(connection, ref)
 
     def kept_batches(self) -> dict[GenerationRef, KeptBatches]:
-        """Return the oldest and newest batch of each generation that has one."""
+        """Return the oldest and newest batch of each generation that has published a batch."""
         c = SNAPSHOTS.c
         generation = c.pipeline, c.generation
         batches = func.min(c.batch).label("oldest"), func.max(c.batch).label("newest")
@@ -350,7 +350,7 @@ _IS_CURRENT = and_(
 
 
 def _end_of_current(end: Callable[[Any], Any]) -> ScalarSelect[Any]:
-    """Select the first or the last batch, by `end`, of the generation in `PIPELINES`."""
+    """Select the first or the last batch of the generation in `PIPELINES`, with `end`."""
     batches = select(end(SNAPSHOTS.c.batch)).where(_IS_CURRENT)
     return batches.correlate(PIPELINES).scalar_subquery()
 
@@ -365,8 +365,8 @@ def last_batch(connection: Connection, ref: GenerationRef) -> int | None:
 def require_predecessor(ref: GenerationRef, batch: int, newest: int | None) -> None:
     """Raise WentBack unless the newest published batch is the one before `batch`.
 
-    A driver publishes its batches without gaps, so with a gap the ledger has lost batches that this
-    driver, or the driver that has planned the batch, knew.
+    A driver publishes its batches without gaps. If there is a gap, the ledger has lost batches that
+    were published before `batch` was planned.
     """
     if newest is None and batch > 0:
         raise WentBack.of(ref.pipeline, f"{ref.generation}.{batch - 1}", None)

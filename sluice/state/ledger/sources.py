@@ -39,7 +39,7 @@ class SourcePartition(msgspec.Struct, frozen=True, kw_only=True):
         return self.topic, self.partition
 
     def after(self, read: SourceAudit) -> SourcePartition:
-        """Return the partition after a batch that has read records of it."""
+        """Return the partition as it is after a batch that has read records from it."""
         return msgspec.structs.replace(
             self, last=read.last, fingerprint=read.fingerprint, leader_epoch=read.leader_epoch
         )

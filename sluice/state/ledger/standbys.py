@@ -147,21 +147,21 @@ class Standbys(LedgerPart):
         `place` is the epoch of the worker's present placement. Return the epoch of the new
         placement.
 
-        End the quarantine of the worker's shard, or begin one for the reason `quarantined`.
-        Raise an error, and change nothing: LeaseError if the generation's lease is no longer held
-        in this epoch; Refused if the standby or the worker's placement has changed since it was
-        read.
+        Begin the quarantine of the worker's shard for the reason `quarantined`, or end it if the
+        reason is empty. Raise an error, and change nothing: LeaseError if the generation's lease is
+        no longer held in this epoch; Refused if the standby or the worker's placement has changed
+        since it was read.
         """
         with database_errors("Promoting the standby"), transaction(self._engine) as connection:
             require_epoch(connection, ref, epoch)
             _require_same(connection, standby)
             connection.execute(delete(STANDBYS).where(*_worker(standby.pipeline, standby.number)))
-            # Meanwhile, a move may have placed the worker at another server. That server is not
-            # lost, so the standby must not take its place.
+            # A move may have placed the worker at another server since the caller read the
+            # placement. That server is not lost, so the standby must not take its place.
             if epochs_of(connection, standby.pipeline).get(standby.number, 0) != place:
                 raise Refused(
-                    f"In the meantime, another command has moved worker {standby.number} of "
-                    f"{standby.pipeline!r}, or has begun to move it. The standby was not promoted.",
+                    f"While this command ran, another command moved worker {standby.number} of "
+                    f"{standby.pipeline!r}, or began to move it. The standby was not promoted.",
                     next_step=f"Look where the worker is: sluice workers {standby.pipeline}. "
                     "Repeat the command if needed.",
                 )
@@ -177,9 +177,9 @@ def _require_same(connection: Connection, standby: Standby) -> None:
     row = connection.execute(of_worker).mappings().first()
     if row is None or Standby(**dict(row)) != standby:
         raise Refused(
-            f"In the meantime, the standby of worker {standby.number} of {standby.pipeline!r} at "
-            f"{standby.host_port} was removed or replaced, or got another copy. This command has "
-            "changed nothing.",
+            f"While this command ran, the standby of worker {standby.number} of "
+            f"{standby.pipeline!r} at {standby.host_port} was removed or replaced, or got another "
+            "copy. This command has changed nothing.",
             next_step=f"Look at the standbys: sluice workers {standby.pipeline}. "
             "Then repeat the command if needed.",
         )

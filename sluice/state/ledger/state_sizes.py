@@ -1,4 +1,4 @@
-"""The size of each pipeline's state on each of the last days, which shows endless growth."""
+"""The size of each pipeline's state on each of the last days, to detect endless growth."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Sizes(LedgerPart):
             database_errors("Writing the size of the state"),
             transaction(self._engine) as connection,
         ):
-            # A second note of the same day, after a retry, replaces the first.
+            # If a retry notes the size again on the same day, the new size replaces the old one.
             replaced = (c.day < first) | (c.day >= day.isoformat())
             connection.execute(delete(SIZES).where(c.pipeline == pipeline, replaced))
             connection.execute(

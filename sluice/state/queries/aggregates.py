@@ -87,7 +87,7 @@ class Aggregates:
         for entry in entries:
             value = _decode_value(entry)
             number = None
-            # Without a field, the entries are counted, even if their values are not numbers.
+            # If there is no field, the entries are counted even if their values are not numbers.
             if self._field or type(value) in _NUMBER_TYPES:
                 number = _number(entry, _field_value(value, self._field), self._field)
             group = _ENCODER.encode(_group(entry, value, self._group_by))

@@ -64,8 +64,8 @@ class EntryWithHeaders(Entry, frozen=True, array_like=True):
     """An entry of a store that keeps headers."""
 
     kept: msgspec.Raw = msgspec.Raw(_NULL)
-    """The headers as JSON. In a processor's store, it is an object with the headers of each value.
-    It is null without headers."""
+    """The headers as JSON; null if the entry has no headers. In a processor's store, the JSON is an
+    object with the headers of each value."""
 
     @property
     @override
@@ -95,7 +95,7 @@ class EntryWithHeaders(Entry, frozen=True, array_like=True):
 def entry_with_headers(row: StateRow) -> Entry | None:
     """Return the entry of a state row in a store that keeps headers.
 
-    Return None for a tombstone, or a null.
+    Return None for a tombstone, or if the value is null.
 
     Raise StateError if the row is damaged.
     """

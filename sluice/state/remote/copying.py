@@ -2,9 +2,9 @@
 
 A copy is filled in pages. Until it is complete, the copy is sealed, so that no run writes to it.
 Each row comes with its digest, which the copy checks before it stores the row. At the end, the copy
-gets its journal (a shard's list of its batches and their checksums), and all of its rows are read
-and compared with the checksums of a snapshot. If the copying of a whole shard is interrupted, the
-next attempt continues after the last copied row.
+gets its journal, which lists the shard's batches and their checksums. All rows of the copy are then
+read and compared with the checksums of a snapshot. If the copying of a whole shard is interrupted,
+the next attempt continues after the last copied row.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class ShardCopy:
     """A copy of the shard `source` at the address `place`, with all batches or those up to `until`.
 
     An unfinished copy at this address is continued, and a complete copy is brought up to date. If
-    the copy differs from the source afterwards, a new copy replaces it. `is_complete` says that the
-    ledger knows of a complete copy at this address. If that copy is lost, a new copy replaces it,
-    too. `settled` is the newest published batch, which no run writes again.
+    the copy differs from the source afterwards, a new copy replaces it. `is_complete` says whether
+    the ledger knows of a complete copy at this address. If that copy is lost, a new copy replaces
+    it, too. `settled` is the newest published batch, which no run writes again.
     """
 
     def __init__(
@@ -103,8 +103,8 @@ class ShardCopy:
         """Copy the versions that are missing, and compare the checksums.
 
         Raise DamagedState if a new copy differs, too. `stop_writers` is called when most rows are
-        copied. It must keep others from writing to the source, because a copy without `until` would
-        lack the rows that they write. `let_write` lets them write again if the copy differs.
+        copied. It must keep others from writing to the source, because if `until` is None, the copy
+        would lack the rows that they write. `let_write` lets them write again if the copy differs.
         `before_replacing` is called before a copy is replaced.
         """
         if self._target is not None:
@@ -240,7 +240,7 @@ class NewShard:
 
 
 def copy_answers(source: Shard, target: Shard) -> None:
-    """Copy the answers that a sealed shard lacks, and remove those gone from the source."""
+    """Copy the answers that a sealed shard lacks. Remove those that are not in the source."""
     oldest = source.answers(None, 1)
     newest = target.last_places().answer
     # Begin with the newest time that the target has: several answers may have this time, and an
@@ -253,8 +253,8 @@ def copy_answers(source: Shard, target: Shard) -> None:
 def _finish_copy(copy: Shard, journal: Journal, as_of: int, published: Checksums | None) -> None:
     """Give a copy its journal, remove batches after `as_of`, and read all of its rows.
 
-    Raise DamagedState if the rows differ from the published checksums or, without these, from the
-    journal's checksums.
+    Raise DamagedState if the rows differ from the published checksums. If `published` is None, the
+    rows are compared with the journal's checksums.
     """
     copy.replace_journal(as_of + 1, journal)
     copy.verify_rows(as_of, published)

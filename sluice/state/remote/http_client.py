@@ -68,7 +68,7 @@ class HttpClient:
         try:
             response = await connection.send(request)
         except BaseException:
-            # Without this, the rest of this response would be read as the next response.
+            # If the connection stayed open, the next request would read the rest of this response.
             connection.close()
             raise
         if connection.is_open and len(self._idle) < _MAX_IDLE:

@@ -67,7 +67,7 @@ def sizes_of_shards(urls: Iterable[str]) -> dict[str, int]:
 
 
 def state_size(info: GenerationInfo) -> int | None:
-    """Return the size of all shards of a generation; None if the size of one is unknown."""
+    """Return the size of all shards of a generation; None if the size of a shard is unknown."""
     # A state server tells the size of its shard, which may be on another host than this process.
     sizes = sizes_of_shards(worker.server or worker.location for worker in info.workers)
     if len(sizes) < len(info.workers):

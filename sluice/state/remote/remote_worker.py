@@ -21,7 +21,7 @@ from sluice.state.remote.http_client import HttpClient
 T = TypeVar("T")
 
 _CALLS_AT_ONCE = 1
-"""The most concurrent calls for single keys to one worker.
+"""The largest number of concurrent calls for single keys to one worker.
 
 Keys that are requested during these calls share the next call."""
 
@@ -35,13 +35,13 @@ class RemoteWorker:
     def __init__(self, address: str, token: str = "") -> None:
         self._address = address
         self._token = token
-        """The token of the state server; empty for that of the settings."""
+        """The token of the state server; if empty, the token from the settings is used."""
         self._client: HttpClient | None = None
         self._waiting: dict[
             tuple[int, int, int], dict[str, list[asyncio.Future[msgspec.Raw | None]]]
         ] = {}
-        """Group, store column and batch of a query → the keys that wait for the next call, each
-        with a future for each caller that waits for its value."""
+        """Group, store column and batch of a query → the keys that wait for the next call. Each key
+        has a future for each caller that waits for the key's value."""
         self._calls: set[asyncio.Task[None]] = set()
 
     async def execute(self, query: Query[T]) -> T:

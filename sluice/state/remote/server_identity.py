@@ -61,8 +61,8 @@ def proved_card(token: str, number: str, card: Card) -> tuple[bytes, str]:
 def fetch_card(url: str, address: str, *, verify_certificate: bool = True) -> Card:
     """Return the proved card of the state server at a URL. `address` names the server in errors.
 
-    Raise StateError if no state server answers; ServerHangs if the server accepts connections but
-    does not answer; and Refused if the server does not know this process's token.
+    Raise StateError if no state server answers, and ServerHangs if the server accepts connections
+    but does not answer. Raise Refused if the server does not know this process's token.
     """
     token, number = server_token(), secrets.token_hex(32)
     options = client_options(_ANSWER_SECONDS, verify_certificate=verify_certificate)
@@ -111,7 +111,7 @@ def _no_answer(address: str, error: Exception) -> StateError:
 def _is_refused(error: BaseException | None) -> bool:
     """Return whether the host has refused a connection.
 
-    The HTTP client raises its own error because of the system's error.
+    The HTTP client raises its own error, with the system's error as its context.
     """
     return error is not None and (
         isinstance(error, ConnectionRefusedError) or _is_refused(error.__context__)

@@ -1,8 +1,8 @@
 """The calls of a shard over HTTP, derived from the methods of `Shard`.
 
 `RemoteShard` sends a method's arguments as a MessagePack array to the path `calls/METHOD` of the
-shard. The state server decodes the array to the types in the method's signature, so it calls the
-method only with such arguments, and sends the result back as MessagePack.
+shard. The state server decodes the array to the types in the method's signature, so the method gets
+only arguments of these types. The server sends the result back as MessagePack.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from sluice.state.shard.row_columns import RowIds
 from sluice.state.shard.shard import DigestSum, Shard
 
 PROTOCOL = "1"
-"""The version of these calls. Raise it with every change of a method of `Shard` or of its types, so
-that processes of different versions of Sluice do not misunderstand each other."""
+"""The version of these calls. Increase it with every change of a method of `Shard` or of its types,
+so that processes of different versions of Sluice do not misunderstand each other."""
 PROTOCOL_HEADER = "Sluice-Shard-Protocol"
 """The header of requests and responses that has the sender's version."""
 

@@ -1,7 +1,7 @@
 """Refreshes and promotes standbys: copies of workers' shards at second state servers.
 
-Both operations need the generation's lease. While they hold it, no run writes a batch, and no other
-command refreshes or promotes the same standby.
+Both operations need the generation's lease. While an operation holds the lease, no run writes a
+batch, and no other command refreshes or promotes the same standby.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def refresh_standbys(
                 ledger, ref, worker, standby, batch, epoch, progress
             )
         except (StateError, Refused) as error:
-            # An error of this standby does not keep the other standbys from being refreshed.
+            # An error of this standby must not prevent the refresh of the other standbys.
             outcome = FailedRefresh(worker.number, error)
         yield outcome
 
@@ -141,9 +141,9 @@ def promote_standby(
     older copy is promoted too: it is quarantined, and the next run restores the state from the
     topics.
 
-    Raise NotFound if the worker has no standby; DamagedState if the copy is damaged; and Refused if
-    the copy is older than the newest snapshot, or if the worker's placement or its standby has
-    changed meanwhile.
+    Raise NotFound if the worker has no standby, and DamagedState if the copy is damaged. Raise
+    Refused if the copy is older than the newest snapshot, or if the worker's placement or standby
+    has changed meanwhile.
     """
     place = ledger.placements.epochs(ref.pipeline).get(number, 0)
     info, batch = ledger.generations.get(ref), ledger.snapshots.last_batch(ref)
@@ -208,7 +208,7 @@ def promote_standby(
 def promote_lost_standbys(
     ledger: Ledger, ref: GenerationRef, epoch: int, lost: Iterable[int] | None, run: str, why: str
 ) -> list[str]:
-    """Promote the standbys of the workers `lost`; if None, of all workers whose servers are silent.
+    """Promote the standbys of `lost`, or if `lost` is None, of all workers with silent servers.
 
     Return the notes. Raise the same errors as `promote_standby`.
     """
@@ -232,7 +232,7 @@ def require_copyable(worker: WorkerInfo) -> None:
 
 
 def _unreachable(info: GenerationInfo) -> list[int]:
-    """Return the workers whose state servers do not answer for `RETRY_SECONDS`."""
+    """Return the workers whose state servers have not answered for `RETRY_SECONDS`."""
     until = time.monotonic() + RETRY_SECONDS
     silent = _silent(info.workers)
     while silent and time.monotonic() < until:

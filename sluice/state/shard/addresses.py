@@ -13,7 +13,7 @@ from sluice.state.database import database_url, is_durable
 from sluice.state.model import GenerationRef
 from sluice.state.shard.database_driver import Driver, Mode
 from sluice.state.shard.passwords import with_password
-from sluice.state.shard.postgres_driver import PostgresDriver, drop_schema, has_schema
+from sluice.state.shard.postgres_driver import PostgresDriver, drop_schema, has_schema, schemas_like
 from sluice.state.shard.sqlite_driver import SqliteDriver
 from sluice.support.masking import shown_url
 
@@ -51,9 +51,32 @@ def location(base_url: str, ref: GenerationRef, worker: int) -> str:
     schema = f"sluice_{pipeline}_{generation}_w{worker}"
     # PostgreSQL cuts off longer names, so two shards could get the same schema.
     if len(schema) > _POSTGRES_NAME_BYTES:
-        digest = hashlib.sha256(pipeline.encode()).hexdigest()[:16]
-        schema = f"sluice_{digest}_{generation}_w{worker}"
+        schema = f"sluice_{_short(pipeline)}_{generation}_w{worker}"
     return base.update_query_dict({"schema": schema}).render_as_string(hide_password=False)
+
+
+def shards_of(base_url: str, pipeline: str) -> dict[int, list[str]]:
+    """Return the addresses of a pipeline's shards below `base_url`, by generation.
+
+    Finds all shards that exist, also those that the ledger does not know.
+    """
+    base, name = database_url(base_url), _name(pipeline)
+    if base.get_backend_name() == "sqlite":
+        folder = Path(base.database or "") / name
+        names = [str(path.relative_to(folder)) for path in folder.glob("*/*")]
+        pattern = r"g(\d+)/worker-(\d+)\.sqlite"
+    else:
+        pattern = rf"sluice_(?:{name}|{_short(name)})_g(\d+)_w(\d+)"
+        names = schemas_like(with_password(base), f"^{pattern}$")
+    places: list[tuple[int, int]] = []
+    for found in names:
+        if match := re.fullmatch(pattern, found):
+            places.append((int(match[1]), int(match[2])))
+    shards: dict[int, list[str]] = {}
+    for generation, worker in sorted(places):
+        address = location(base_url, GenerationRef(pipeline, generation), worker)
+        shards.setdefault(generation, []).append(address)
+    return shards
 
 
 def is_remote(url: str) -> bool:
@@ -98,6 +121,10 @@ def _parse(url: str) -> URL:
             next_step="Run the pipeline: the run registers the addresses of its shards again.",
         )
     return database_url(url)
+
+
+def _short(pipeline: str) -> str:
+    return hashlib.sha256(pipeline.encode()).hexdigest()[:16]
 
 
 def _name(text: str) -> str:

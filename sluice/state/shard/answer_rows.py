@@ -1,8 +1,8 @@
 """The SQL of answers: the results of calls out of a pipeline, for example to a model or a database.
 
 An answer is a fact, not a state: it belongs to no batch. So a batch that is repeated after a crash
-finds the answers that were recorded before the crash, although the shard forgets all other rows of
-the batch. The first call out of a pipeline adds the table `answers`.
+finds the answers that were recorded before the crash. The shard forgets all other rows of the
+batch. The first call out of a pipeline adds the table `answers`.
 
 Access answers through a `Shard`, which fences off older writers.
 """

@@ -15,7 +15,8 @@ from sluice.state.shard.row_columns import RowIds
 from sluice.state.shard.row_tuples import StoredRow
 
 Mode: TypeAlias = Literal["read", "write", "create"]
-"""How a shard is opened. `create` writes too, and creates the shard if it does not exist."""
+"""How a shard is opened. `create` also allows writes, and creates the shard if it does not
+exist."""
 
 NO_CONSTANTS: Mapping[str, int] = MappingProxyType({})
 
@@ -42,7 +43,7 @@ class Driver(Protocol):
     def release(self) -> None:
         """Let each later read see the newest state of the database again.
 
-        Do nothing without an earlier `hold`.
+        Do nothing if `hold` has not been called.
         """
 
     def pinned(self) -> AbstractContextManager[None]:

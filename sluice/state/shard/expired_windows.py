@@ -1,8 +1,8 @@
 """Expires windows: writes tombstones in the batch in which their retention passes.
 
-`engine/publish/window_expiry.py` decides which windows expire. Older snapshots still show them. The
-rows are deleted together with the last snapshot that can show them, by `LocalShard.compact`, which
-`operations/snapshot_retention.py` calls.
+`engine/publish/window_expiry.py` decides which windows expire. Older snapshots still show the
+expired windows. The rows are deleted together with the last snapshot that can show them, by
+`LocalShard.compact`, which `operations/snapshot_retention.py` calls.
 """
 
 from __future__ import annotations

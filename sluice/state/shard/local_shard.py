@@ -42,8 +42,8 @@ FEW_KEYS = 32
 """Up to this number of keys, reading a SQLite file key by key is faster than in one statement."""
 _PAGE_ROWS = 20_000
 _ROWS_PER_KEY = 4
-"""If a page has at least so many rows for each key, the shard is asked for the newest window of
-each key."""
+"""If a page has at least this many rows per key, the newest window of each key is looked up in the
+shard."""
 _BEFORE_ALL = -(2**63)
 """The smallest number that a column of window starts can have."""
 _READ_AT_BEGIN = 100_000
@@ -79,11 +79,11 @@ class LocalShard(Shard):
     def create(cls, url: str, *, anew: bool = False, continued: bool = False) -> Self:
         """Open a shard for writing, and create it if it does not exist.
 
-        Without `anew` and `continued`, call this only for a generation without a snapshot.
-        Otherwise, an empty shard would take the place of a lost shard. With `anew` or `continued`,
-        the shard is sealed, to be filled from another shard. If there is a sealed shard already,
-        `anew` replaces it, and `continued` keeps its rows. If there is a shard in use, both raise
-        Refused.
+        If neither `anew` nor `continued` is set, call this only for a generation without a
+        snapshot. Otherwise, an empty shard would take the place of a lost shard. With `anew` or
+        `continued`, the shard is sealed, to be filled from another shard. If there is a sealed
+        shard already, `anew` replaces it, and `continued` keeps its rows. If there is a shard in
+        use, both raise Refused.
         """
         # An old sealed shard may be at this address, such as one that was moved away from here.
         if anew or (continued and not _is_copy(url)):
@@ -124,8 +124,8 @@ class LocalShard(Shard):
     def _places_to_look_up(self, ids: RowIds) -> Sequence[int]:
         """Return the places of the rows that may have earlier versions.
 
-        Most windows of a batch are new. They start after the newest window that the shard has of
-        their key, so this window is asked for once per key, and most windows are not looked up.
+        Most windows of a batch are new: they start after their key's newest window in the shard. So
+        only this newest window is looked up for each key, and most other windows need no look-up.
         """
         keys = set(ids.pairs())
         if len(keys) > len(ids) // _ROWS_PER_KEY:
@@ -308,8 +308,8 @@ class LocalShard(Shard):
         """Yield a write transaction of a lease's holder. It fences off holders of older leases.
 
         Raise EngineError if one of the operators has already written a newer batch. That happens
-        because Spark gives up a task if it cannot reach the task's executor, but the executor may
-        still reach the shard, even after the next batch has begun.
+        because Spark gives up a task if it cannot reach the task's executor. The executor may still
+        reach the shard, even after the next batch has begun.
         """
         with self._driver.transaction():
             if self._driver.is_sealed():
@@ -439,7 +439,7 @@ class LocalShard(Shard):
         return dict(self._driver.fetch(statements.ROWS_BY_BATCH, (STATE_ROWS,)))
 
     def get(self, group_id: int, key: str, as_of: int) -> str | None:
-        """Return the value of a key without windows as of a batch; None if it has none."""
+        """Return the value of a key without windows as of a batch; None if there is no value."""
         rows = self._driver.fetch(
             statements.VALUE_AS_OF, (group_id, key, NO_WINDOW, NO_WINDOW, as_of)
         )

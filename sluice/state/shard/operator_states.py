@@ -57,8 +57,8 @@ class State(msgspec.Struct, frozen=True, array_like=True):
     wall: int | None = None
     """Epoch ms at which the state is due by the wall clock; None if it never is."""
     shared: bool = False
-    """Whether the state belongs to no key. `key` is empty if all keys share the state.
-    If it is a table's row that a processor reads, `key` names the row."""
+    """Whether the state belongs to no key. If all keys share the state, `key` is empty. If the
+    state is a table's row that a processor reads, `key` is the row's name."""
     replaces: Replaced | None = None
     """The version of the state that the task has read and now replaces; None for a new key."""
 
@@ -123,7 +123,7 @@ def read(
 def due(driver: Driver, operator: int, until: int, before: int, clock: str) -> list[str]:
     """Return the keys whose state is due at `until`.
 
-    `clock` is `due` for stream time, or `wall`.
+    `clock` is `due` for stream time, or `wall` for the wall clock.
     """
     rows = driver.fetch(_DUE.format(clock=clock), (operator, until, before))
     return [key for (key,) in rows]
@@ -134,7 +134,7 @@ def earliest_timer(
 ) -> int | None:
     """Return the earliest time later than `after` at which a state of the operator is due.
 
-    Return None if none is.
+    Return None if no state is due after `after`.
 
     The states are those as of the batch before `before`. `clock` is `due` for stream time, or
     `wall` for the wall clock.

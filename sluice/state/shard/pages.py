@@ -25,7 +25,7 @@ def pages_of_versions(
 
     They are sorted by group, key, window and batch.
 
-    With `after`, only the versions that come after it.
+    With `after`, yield only the versions that come after it.
     """
     if group is not None:
         after = group, "", _BEFORE_ALL_WINDOWS, _BEFORE_ALL_WINDOWS, -1
@@ -42,7 +42,7 @@ def pages_of_states(
 ) -> Iterator[list[StateVersion]]:
     """Yield the versions of operator states since a batch, sorted by operator, key and batch.
 
-    With `after` (operator, shared, key, batch), only the versions that come after it.
+    With `after` (operator, shared, key, batch), yield only the versions that come after it.
     """
     while page := shard.state_versions(since, after, PAGE):
         yield page
@@ -54,7 +54,7 @@ def pages_of_answers(
 ) -> Iterator[list[RecordedAnswer]]:
     """Yield all recorded answers, sorted by time, step and id.
 
-    With `after` (time, step, id), only the answers that come after it.
+    With `after` (time, step, id), yield only the answers that come after it.
     """
     while page := shard.answers(after, PAGE):
         yield page

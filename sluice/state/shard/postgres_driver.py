@@ -148,8 +148,8 @@ class PostgresDriver(Driver):
                 sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(self._schema))
             )
             if self._has("state_rows") and not self._has("shard"):
-                # The shard has lost its table `shard`, and a new one would hide the damage. For no
-                # rows, `require_format` always raises its error.
+                # The shard has lost its table `shard`. A new table would hide the damage, so raise
+                # the error: `require_format` always raises it if it gets no rows.
                 require_format(())
             for statement in tables(collation='COLLATE "C"', options="", bytes="BYTEA"):
                 self._connection.execute(statement.encode())
@@ -296,6 +296,13 @@ def has_schema(url: URL) -> bool:
         query = "SELECT to_regnamespace(quote_ident(%s)) IS NOT NULL"
         row = connection.execute(query, [str(url.query["schema"])]).fetchone()
         return row is not None and bool(row[0])
+
+
+def schemas_like(url: URL, pattern: str) -> list[str]:
+    """Return the names of a database's schemas that match a regular expression of PostgreSQL."""
+    with _postgres_errors(), _connect(url, {}) as connection:
+        query = "SELECT nspname FROM pg_namespace WHERE nspname ~ %s"
+        return [name for (name,) in connection.execute(query, [pattern]).fetchall()]
 
 
 def schema_sizes(url: URL, schemas: Sequence[str]) -> dict[str, int]:

@@ -73,7 +73,7 @@ class RowColumns(msgspec.Struct, frozen=True, array_like=True):
         )
 
     def with_needed_tombstones(self, stored: Collection[int]) -> Self:
-        """Return the rows without the tombstones of rows that are not stored.
+        """Return the page without the tombstones of rows that the shard does not have.
 
         `stored` are the places in the page of the rows that the shard has.
         """

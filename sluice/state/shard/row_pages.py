@@ -61,7 +61,8 @@ def columns_of(page: pa.Table, ids: RowIds | None = None) -> RowColumns:
 def row_digests(table: pa.Table) -> list[int]:
     """Return the digests of state rows.
 
-    `checksums.row_digest` has the same rule, and takes three times as long for a row.
+    `checksums.row_digest` applies the same rule to single rows, and takes three times as long per
+    row.
     """
     keys, values = table.column("key"), table.column("value")
     key_and_value = pc.binary_join_element_wise(keys, values, "")

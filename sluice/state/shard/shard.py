@@ -156,8 +156,8 @@ class Shard(Protocol):
     def begin_run(self, epoch: WholeNumber, as_of: int) -> Checksums:
         """Fence off older writers, and remove batches after `as_of`, which were never published.
 
-        Return the checksums at batch `as_of`. Raise DamagedState if the number of rows is wrong. In
-        a shard of moderate size, it also reads all rows, and raises DamagedState if one was
+        Return the checksums at batch `as_of`. Raise DamagedState if the number of rows is wrong. If
+        the shard is of moderate size, also read all rows, and raise DamagedState if a row was
         altered.
         """
 
@@ -180,14 +180,14 @@ class Shard(Protocol):
 
         A retry replaces the batch. Raise EngineError if the shard has a newer batch.
 
-        A tombstone is written only for a row that the shard has. Other tombstones come from
-        sessions that grow several times in a batch: they are for bounds that no earlier batch has
-        stored. If `replaced` is passed, the writer has left such tombstones out of `pages` itself.
+        A tombstone is written only for a row that the shard has. A session that grows several times
+        in a batch causes other tombstones, for bounds that no earlier batch has stored. If
+        `replaced` is passed, the writer has left such tombstones out of `pages` itself.
 
         No two rows may have the same group, key and window. Writing is fastest if the rows are
         sorted. `replaced` gives the sum of the digests of the versions that these rows replace, if
-        the writer knows it from `rows_before`. It is called after the last page was taken from
-        `pages`, so `pages` may read these versions meanwhile.
+        the writer knows it from `rows_before`. This function is called after the last page was
+        taken from `pages`, so `pages` may read these versions before.
         """
 
     def expire_windows(
@@ -209,9 +209,9 @@ class Shard(Protocol):
     ) -> dict[str, StoredState]:
         """Read an operator's states of these keys as of the batch before `before`.
 
-        Omit keys that never had a state. With `shared`, read states that belong to no key: the
-        state that all keys of the worker share has the empty text as its key, and a table's row
-        that a processor reads has the row's name.
+        Omit keys that never had a state. With `shared`, read states that belong to no key. The
+        state that all keys of the worker share has an empty key. A table's row that a processor
+        reads has the row's name as its key.
         """
 
     def due_keys(
@@ -237,8 +237,9 @@ class Shard(Protocol):
     ) -> int | None:
         """Return the earliest time later than `after` at which a state of the operator is due.
 
-        The times are in ms. None if no state has such a time. The states are those as of the batch
-        before `before`. `clock` is `due` for stream time, or `wall` for the wall clock.
+        The times are in ms. Return None if no state is due after `after`. The states are those as
+        of the batch before `before`. `clock` is `due` for stream time, or `wall` for the wall
+        clock.
         """
 
     def write_states(

@@ -36,7 +36,7 @@ _NEWEST_WINDOWS = """WITH wanted (group_id, key) AS (VALUES {rows})
         AND s.key = w.key)
     FROM wanted AS w"""
 _CACHE_KB = 16_000
-"""The part of a shard that a writer keeps in memory.
+"""How much of a shard a writer keeps in memory.
 
 With SQLite's 2 MB, inserting sorted rows takes 7 % more CPU time, because a large batch writes some
 pages several times."""
@@ -89,8 +89,8 @@ class SqliteDriver(Driver):
         names = self._connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
         tables_there = {name for (name,) in names}
         if "state_rows" in tables_there and "shard" not in tables_there:
-            # The shard has lost its table `shard`, and a new one would hide the damage. For no
-            # rows, `require_format` always raises its error.
+            # The shard has lost its table `shard`. A new table would hide the damage, so raise the
+            # error: `require_format` always raises it if it gets no rows.
             require_format(())
         for statement in tables(collation="", options="WITHOUT ROWID", bytes="BLOB"):
             self._connection.execute(statement)
@@ -245,7 +245,7 @@ class SqliteDriver(Driver):
         return kind(f"The shard cannot be used: {first_line(error)}")
 
     def _is_damage(self, error: sqlite3.Error | OSError) -> bool:
-        """Return whether the error means damage, rather than a full disk or another's lock."""
+        """Return whether the error means damage, and not, for example, that the disk is full."""
         if isinstance(error, FileNotFoundError):
             return True
         code = getattr(error, "sqlite_errorcode", None)
@@ -259,7 +259,7 @@ class SqliteDriver(Driver):
 
 
 def _values_of_rows(rows: Iterable[Sequence[Any]], width: int) -> Iterator[list[Any]]:
-    """Yield the values of all rows of `width` values, in a list for each statement."""
+    """Yield the values of the rows in lists, one for each statement. A row has `width` values."""
     values = chain.from_iterable(rows)
     while of_statement := [*islice(values, _ROWS_AT_ONCE * width)]:
         yield of_statement

@@ -1,7 +1,7 @@
 """SQL for versioned state rows: as of a batch, changed by a batch, and superseded versions.
 
-Also the SQL of a shard's journal, which has a row per batch of state rows and per batch of an
-operator's states.
+Also contains the SQL of a shard's journal, which has a row per batch of state rows and per batch of
+an operator's states.
 """
 
 VALUE_AS_OF = """SELECT value FROM state_rows

@@ -32,8 +32,7 @@ _CALLED = re.compile(r"(?:(\w+)\.)?(\w+)\(\) ")
 """The start of the messages of TypeErrors about arguments, such as `Stream.filter() got an
 unexpected ...`."""
 _DELIVERY = "got an unexpected keyword argument 'delivery'"
-"""The end of the message for an argument that earlier versions had in the methods that write
-outputs."""
+"""The end of the message for an argument that methods such as `to` had in earlier versions."""
 
 
 def next_step(error: BaseException, file: Path) -> str:

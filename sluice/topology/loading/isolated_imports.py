@@ -28,7 +28,7 @@ from sluice.topology.loading.pipeline_import import LOAD_SECONDS, load_file
 _AT_ONCE = 8
 _LONGER_IF_BUSY = 4.0
 _GRACE_SECONDS = 2.0
-"""After its time limit, a child has this long to report the line where it is stuck."""
+"""How long a child may take, after its time limit, to report the line where it is stuck."""
 
 
 def pipeline_name(file: Path, seconds: float) -> str:
@@ -62,7 +62,8 @@ def import_isolated(
     if not files:
         return {}
     longest = start_seconds + (seconds + _GRACE_SECONDS) * (len(files) // _AT_ONCE + 1)
-    # The helper process ends its children in time. It only needs longer on a busy machine.
+    # The helper process kills children that exceed the limit, so it needs longer only if the
+    # machine is busy.
     longest *= _LONGER_IF_BUSY
     name = load.__name__
     program = f"from {__name__} import main; from {load.__module__} import {name}; main({name})"
@@ -98,7 +99,7 @@ class _Child:
     output: bytes = b""
     ends_at: float = field(default=0.0)
     waited: float = 0.0
-    """The seconds by which waits for a processor have moved `ends_at`."""
+    """The seconds by which `ends_at` has been delayed, because the child waited for a processor."""
 
     def start(self) -> None:
         self.pipe, writing = os.pipe()
@@ -129,7 +130,7 @@ class _Child:
     def is_overdue(self) -> bool:
         """Return whether the child has exceeded its time limit.
 
-        Sets `ends_at` later if it has waited for a processor.
+        Sets `ends_at` later if the child has waited for a processor.
         """
         if time.monotonic() < self.ends_at:
             return False

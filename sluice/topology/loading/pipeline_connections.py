@@ -1,7 +1,7 @@
 """Finds a pipeline's options in the `sluice.toml` files by the pipeline's name alone.
 
-The page, REST, metrics and commands ask again and again for its Kafka connection, so the list of
-the pipelines' files is cached for them.
+The web page, the REST interface, metrics and commands often need a pipeline's Kafka connection. The
+list of the pipelines' connections is therefore cached.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _LISTED_SECONDS = 10.0
 
 
 def options_of(folder: Path, pipeline: str, known: str = "") -> RunOptions:
-    """Return the options of a pipeline, of which only the name is known.
+    """Return the options of the pipeline with this name.
 
-    `known` is the path of its file in the newest run, for a pipeline whose file is gone.
+    `known` is the path of the pipeline's file in the newest run, in case the file is gone.
 
-    Return the platform's defaults if no file defines it, and Sluice's if a `sluice.toml` is
-    invalid: the pipeline's DAG reports that.
+    Return the platform's defaults if no file defines the pipeline. If a `sluice.toml` is invalid,
+    return Sluice's defaults: the pipeline's DAG reports the error.
     """
     with suppress(SettingsError):
         return run_options(folder, _file_of(folder, pipeline, known), pipeline)
@@ -75,7 +75,7 @@ def libraries_of_name(folder: Path, pipeline: str, home: Path) -> Libraries | No
 def _is_mentioned(option: bytes, folder: Path) -> bool:
     """Return whether any `sluice.toml` mentions an option.
 
-    If none does, a run does not have to search all files for its pipeline's file.
+    If no file mentions the option, a run need not search all files for its pipeline's file.
     """
     for place in pipeline_folders(folder):
         file = place / FILE
@@ -125,7 +125,7 @@ class KafkaConnections:
 
 
 def _connections(folder: Path) -> dict[str, str]:
-    """Return pipeline → its connection, for the pipelines whose options name one."""
+    """Return pipeline → its connection, for the pipelines whose options name a connection."""
     connections: dict[str, str] = {}
     for pipeline, file in named_files(folder):
         with suppress(SettingsError):

@@ -50,8 +50,9 @@ def named_files(folder: Path) -> Iterator[tuple[str, Path]]:
 def files_naming(folder: Path, name: str) -> list[Path]:
     """Return the files whose text has a pipeline's name as a literal, as in Pipeline("name").
 
-    Only files that contain the name are parsed: parsing those of sixty pipelines takes longer than
-    all that a command does otherwise. So a literal in several parts is not found.
+    Only files that contain the name are parsed, because parsing the files of sixty pipelines takes
+    longer than all other work of a command. A name that is split into several literals is therefore
+    not found.
     """
     text = name.encode()
     files: list[Path] = []

@@ -22,8 +22,8 @@ from sluice.topology.pipeline import Pipeline
 class Broken:
     """A file that cannot be loaded.
 
-    `name` is the pipeline's name if the file's text has it, otherwise the file's name without
-    `.py`.
+    `name` is the pipeline's name if the file's text contains this name, otherwise the file's name
+    without `.py`.
     """
 
     file: Path

@@ -48,8 +48,8 @@ def load_file(file: Path, seconds: float = LOAD_SECONDS) -> Pipeline:
                     f"{error.detail} {refused.detail}", next_step=refused.next_step
                 ) from error.__cause__
         raise
-    # An unchanged file is not executed again when it is loaded again, so `made` is then empty. The
-    # module keeps the pipelines of its execution, so that each load reports the same mistakes.
+    # If an unchanged file is loaded again, it is not executed again, so `made` is empty. The module
+    # keeps the pipelines that its execution made, so that each load reports the same mistakes.
     made = vars(module).setdefault("__pipelines__", made)
     pipeline = getattr(module, "pipeline", None)
     if not isinstance(pipeline, Pipeline):
@@ -88,7 +88,7 @@ def import_file(file: Path, seconds: float = LOAD_SECONDS) -> ModuleType:
             f"{_place(file, error)} is still being imported after {seconds:g} s.",
             next_step="Remove code that waits, such as network calls, from the file's top level.",
         ) from None
-    # Not only Exception, because the file may call sys.exit, which raises SystemExit.
+    # Catch BaseException, because the file may call sys.exit, which raises SystemExit.
     except BaseException as error:
         # The text of a SyntaxError repeats the file and line, and its `msg` does not.
         text = error.msg if isinstance(error, SyntaxError) else error_text(error)
@@ -112,7 +112,7 @@ def _at_most(seconds: float) -> Iterator[None]:
 
     The time in which other processes occupy the processors does not count.
     """
-    # Python delivers signals, such as that of the alarm, to the main thread only.
+    # Python delivers signals, such as the alarm below, only to the main thread.
     if threading.current_thread() is not threading.main_thread():
         yield
         return

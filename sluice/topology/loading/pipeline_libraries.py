@@ -1,7 +1,7 @@
 """Lets the import of a pipeline's file find the pipeline's own libraries.
 
-A process that only draws, checks or schedules a pipeline installs none: the import then finds what
-is installed in its Python.
+A process that only draws, checks or schedules a pipeline does not install these libraries. The
+import then finds the libraries that are installed in this process's Python.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def _options_of(file: Path) -> RunOptions:
 
 
 def installed_folder(libraries: Libraries | None) -> Path | None:
-    """Return the folder of the packages if they are installed on this host.
+    """Return the folder of the libraries if they are installed on this host.
 
-    In a run's process, it is the folder that the run was started with.
+    In the process of a run, return the folder with which the run was started.
     """
     try:
         given = settings().libraries
@@ -104,7 +104,7 @@ def start_installing(file: Path) -> None:
 
 
 def install_within(libraries: Libraries, seconds: float) -> None:
-    """Wait until another process has installed libraries, or until the time is over.
+    """Let another process install libraries, and wait until it ends or the time is over.
 
     The other process continues after that time, so a later attempt may find the libraries.
     """

@@ -66,9 +66,9 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     timeout: str | None = None
     """The longest duration of an attempt, such as `"2 hours"`."""
     memory: str | None = None
-    """The memory of a run, such as `"4g"`: as SLUICE_MEMORY."""
+    """The memory of a run, such as `"4g"`, as in SLUICE_MEMORY."""
     warm: Literal["off", "use", "start"] | None = None
-    """Whether runs use a warm driver, and start it if there is none: as SLUICE_WARM."""
+    """Whether runs use a warm driver, and start it if there is none, as in SLUICE_WARM."""
     spark_connection: Name | None = None
     """Airflow's connection with the Spark master."""
     spark_conf: dict[str, str] = {}  # msgspec copies the default
@@ -81,14 +81,14 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Airflow's connection with the PostgreSQL database for the pipeline's shards, or the NAME of
     SLUICE_CONNECTION_NAME."""
     executor_config: dict[str, Any] = {}  # msgspec copies the default
-    """What Airflow's executor gets with the task, such as a template of its pod."""
+    """Airflow's `executor_config` of the task, such as a template of its pod."""
     budget: Budget | None = None
-    """What the runs of a day may cost."""
+    """The most that the pipeline's runs may cost per day."""
     on_failure: str | None = None
     """The import path of a function that Airflow calls with its context when a run has failed."""
 
     def over(self, others: RunOptions) -> RunOptions:
-        """Return these options, with the options of `others` where none is given here.
+        """Return these options. Options that are None are taken from `others`.
 
         Tags, Spark settings and settings of the executor are added to those of `others`.
         """
@@ -135,7 +135,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def with_connections(self, settings: Settings) -> Settings:
         """Return the settings with this pipeline's connections, read from the environment.
 
-        Raise SettingsError if it lacks one of them.
+        Raise SettingsError if the environment lacks one of the connections.
         """
         if self.kafka_connection is not None:
             settings = replace(settings, kafka=settings.kafka_of(self.kafka_connection))
@@ -170,7 +170,7 @@ DEFAULTS = RunOptions(owner=OWNER, retries=2, timeout="2 hours")
 
 
 class _Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The platform's limits of what teams may write in their files."""
+    """The platform's limits for the options that teams may set in their files."""
 
     priority: Count | None = None
     retries: Count | None = None
@@ -193,8 +193,8 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     defaults: RunOptions = RunOptions()
     pipelines: dict[str, RunOptions] = {}  # msgspec copies the default
     budget: Budget | None = None
-    """What the runs of all pipelines of the folder may cost together; in the platform's file, the
-    runs of all teams."""
+    """The most that the runs of all pipelines of the folder may cost together per day. In the
+    platform's file, this budget limits the runs of all teams."""
     limits: _Limits | None = None
 
     def options(self, pipeline: str) -> RunOptions:
@@ -259,7 +259,7 @@ def allowances(folder: Path, file: Path | None, pipeline: str) -> list[Allowance
 
 
 def unknown_names(folder: Path, pipelines: Iterable[str]) -> list[str]:
-    """Return a warning for each name in the files that no pipeline has."""
+    """Return a warning for each name in the files that is not the name of a pipeline."""
     known = {*pipelines}
     warnings: list[str] = []
     for place in (parent / FILE for parent in pipeline_folders(folder)):
@@ -297,7 +297,7 @@ def _read(file: Path) -> _File:
 def _with_whole_path(options: RunOptions, file: Path) -> RunOptions:
     """Return the options, with the requirements' path completed by the folder of `file`.
 
-    Empty requirements stay empty: the pipeline has none, even if the defaults have some.
+    Empty requirements stay empty: the pipeline has no libraries, even if the defaults name some.
     """
     if not options.requirements:
         return options
@@ -342,7 +342,7 @@ def _require_units(file: Path, where: str, given: RunOptions | _Limits) -> None:
 
 
 def _lowered_defaults(limits: _Limits) -> RunOptions:
-    """Return Sluice's defaults, lowered to the platform's limits where these are lower."""
+    """Return Sluice's defaults, but lower the ones that exceed a limit of the platform."""
     lower: dict[str, object] = {}
     if limits.retries is not None and limits.retries < (DEFAULTS.retries or 0):
         lower["retries"] = limits.retries

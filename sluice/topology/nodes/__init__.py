@@ -1,9 +1,10 @@
 """The nodes of a topology, as plain values.
 
 Authors make them with handles: `streams`, `tables`, `groups`. A node's class defines everything
-about it: its parents, how its operator takes their rows, whether it keeps keys and is a table, and
-its texts. So a new kind of node needs a class here, a method of a handle, and its operator
-(`action_of` in `plan/operator_actions.py`) or, if it is stateless, its columns (`plan/scopes.py`).
+about the node. It gives the node's parents and texts, how the operator takes the parents' rows, and
+whether the node keeps keys and is a table. So a new kind of node needs a class here, a method of a
+handle, and its operator (`action_of` in `plan/operator_actions.py`) or, if it is stateless, its
+columns (`plan/scopes.py`).
 """
 
 from __future__ import annotations

@@ -79,8 +79,8 @@ class Aggregate(ChildNode):
     @property
     @override
     def inputs(self) -> tuple[Input, ...]:
-        # There is nothing to subtract for a row that did not exist, and nothing to add for a row
-        # that is deleted or filtered out.
+        # If a row did not exist, there is nothing to subtract. If a row is deleted or filtered out,
+        # there is nothing to add.
         of_rows = replace(self._input(self.parent, self.key), leaves_out_nulls=self.parent.is_table)
         removes_window = self.parent.key_window is not None and not self.by_window
         # Kafka Streams sends a grouped table through a repartition topic even if the key stays the
@@ -231,13 +231,14 @@ class CogroupedStream:
     key: str
     columns: dict[str, str]
     adder: Callable[..., Any] | None = None
-    """The Python function that adds a record's value; None if `columns` says what is added."""
+    """The Python function that adds a record's value; None if `columns` has SQL aggregates
+    instead."""
     takes: Contract | None = None
     """The type of the value passed to the function; None for plain JSON data."""
 
     @property
     def description(self) -> str:
-        """What is added, from which stream, and by which key."""
+        """The added values, their stream and their key, as text."""
         added = ", ".join(self.columns.values())
         if not added:
             added = getattr(self.adder, "__name__", "Python function")
@@ -294,9 +295,9 @@ class Suppress(ChildNode):
     """Holds a table's results back until windows close, or `limit_ms` after a key's first update.
 
     `until` is `window_close` for the method `suppress_until_window_closes`, and `window_final` for
-    an aggregate with `emit="window_close"`. Only the headers of results differ: with
-    `window_close`, a result has the headers of the window's last update, and with `window_final`
-    those of the record that closes the window.
+    an aggregate with `emit="window_close"`. Only the headers of results differ. With
+    `window_close`, a result has the headers of the window's last update. With `window_final`, it
+    has the headers of the record that closes the window.
     """
 
     until: Until
@@ -305,7 +306,7 @@ class Suppress(ChildNode):
     max_bytes: int | None
     when_full: Literal["emit_early", "shut_down"]
     early_ms: int | None = None
-    """With `window_final`: how long after a window's first unsent change its early result is
+    """With `window_final`: the time after a window's first unsent change when an early result is
     sent."""
 
     is_stateful = True
@@ -320,7 +321,7 @@ class Suppress(ChildNode):
     @property
     @override
     def needs_old_values(self) -> bool:
-        # A deletion of a row that has never passed the filter is left out.
+        # The operator leaves out deletions of rows that have never passed the filter.
         return self.parent.follows_filter
 
     passes_on_old_values = True

@@ -31,7 +31,7 @@ def known_name(node: Node) -> str:
 
 
 def table_of_rows(node: Node) -> Node:
-    """Return the table whose rows a node maps or filters; the node itself if it does neither."""
+    """Return the table whose rows a node maps or filters; the node itself for any other node."""
     while node.computes_rows:
         (node,) = node.parents
     return node
@@ -63,5 +63,5 @@ def sources_of(node: Node) -> tuple[Source, ...]:
 
 
 def reads_pattern(node: Node) -> bool:
-    """Return whether a node's records come from a pattern, and so from several topics."""
+    """Return whether a node's records come from the topics that a pattern matches."""
     return any(is_pattern(source.topic) for source in sources_of(node))

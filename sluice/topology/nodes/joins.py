@@ -60,8 +60,8 @@ class Join(Node):
     @property
     @override
     def inputs(self) -> tuple[Input, ...]:
-        # Every task of Kafka Streams has the whole global table, so a join with the table needs no
-        # repartition topic.
+        # In Kafka Streams, every task has a whole copy of a global table, so a join with the table
+        # needs no repartition topic.
         repartitions: Repartitions = "never" if self.right.is_global_table else "if_rekeyed"
         of_left = Input(
             parent=self.left,
@@ -97,7 +97,7 @@ class Join(Node):
         return tuple(inputs)
 
     def _is_read_ahead(self, own: Node, other: Node) -> bool:
-        """Return whether the other side depends on the table that this side maps or filters.
+        """Return whether the side `other` depends on the table that the side `own` maps or filters.
 
         In Kafka Streams, both sides read this table's store, which is updated before any step after
         the table.
@@ -172,7 +172,7 @@ class Join(Node):
 
     @override
     def _result_shape(self) -> Shape:
-        # If one field's type is unknown, so is the type of the whole side.
+        # If the type of one field is unknown, the type of the whole side is unknown.
         sides = {
             "left": type_of_value(self.left.result_shape),
             "right": type_of_value(self.right.result_shape),

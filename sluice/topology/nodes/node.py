@@ -25,12 +25,12 @@ _NOT_IN_XML = "[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 """Matches the characters that XML does not allow even when escaped."""
 
 Repartitions: TypeAlias = Literal["never", "if_rekeyed", "always"]
-"""Whether Kafka Streams would send the rows of an input through a repartition topic: never, if a
-step since the last topic has changed their key, or always."""
+"""When Kafka Streams would send the rows of an input through a repartition topic. `if_rekeyed`: if
+a step since the last topic has changed their key."""
 
 Foreign: TypeAlias = Literal["key", "windowed_key", "record", "computed"]
 """The content of the column `foreign` of an input's rows: the record's own key, this key with its
-window, the record's value, or what `Node.foreign_sql` computes."""
+window, the record's value, or the value of the SQL from `Node.foreign_sql`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +69,8 @@ class Input:
     counts_every_record: bool = False
     """Whether every record that a task reads advances stream time."""
     is_from_another_task: bool | None = None
-    """Whether, in Kafka Streams, another task makes the rows than the node's results. None: another
-    task if the rows are repartitioned, otherwise the same."""
+    """Whether, in Kafka Streams, one task makes the rows and another task makes the node's results.
+    None means: only if the rows are repartitioned."""
     reads_store: bool = False
     """Whether the operator reads the rows from the store of a table."""
 
@@ -84,7 +84,7 @@ class Input:
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """One step. `number` is its index in the pipeline; `at` is the author's `file:line`."""
+    """One step. `number` is the node's index in the pipeline; `at` is the author's `file:line`."""
 
     number: int
     at: str
@@ -138,8 +138,8 @@ class Node:
     def passes_on_keys_of(self) -> tuple[Node, ...]:
         """The parents whose rows keep their own keys as keys of the operator's results.
 
-        Empty if the operator keeps its state by the key of its results, as tables do: in Kafka
-        Streams, the rows have then gone through a repartition topic if their key was new.
+        Empty if the operator keeps its state by the key of its results, as tables do. In Kafka
+        Streams, rows with a new key reach such an operator through a repartition topic.
         """
         return ()
 
@@ -193,7 +193,7 @@ class Node:
 
     @property
     def takes_latest(self) -> bool:
-        """Whether the node omits a versioned table's updates before their key's latest update.
+        """Whether the node omits updates of a versioned table that precede the key's latest.
 
         As in Kafka Streams, only a stream of the table's changes, and a join of a stream with the
         table's versions, get such updates.
@@ -241,14 +241,13 @@ class Node:
     def operator_reason(self) -> str:
         """The reason why the node needs each key's records in order; empty if it does not.
 
-        The reason of an aggregate depends on the rest of the pipeline: see
-        `plan/operator_nodes.py`.
+        For an aggregate, the reason also depends on other steps: see `plan/operator_nodes.py`.
         """
         return ""
 
     @property
     def is_needed_for_old_values_only(self) -> bool:
-        """Whether the node is an operator only if a later step needs old values."""
+        """Whether the node needs an operator only if a later step needs old values."""
         return False
 
     @property
@@ -263,7 +262,7 @@ class Node:
 
     @property
     def lends_stream_time(self) -> bool:
-        """Whether an operator that is chained to this node's operator may use its stream time."""
+        """Whether an operator chained to this node's operator may use this node's stream time."""
         return True
 
     @property
@@ -283,7 +282,7 @@ class Node:
 
     @property
     def header_stores(self) -> tuple[str | None, ...]:
-        """The stores in which the node's operator may keep headers; None is a state without a name.
+        """The stores in which the node's operator may keep headers; None: a state without a name.
 
         Stores of a processor that can be queried are left out: they have their own definitions.
         """
@@ -294,8 +293,8 @@ class Node:
     @cached_property
     def result_shape(self) -> Shape:
         """The shape of the values after this node."""
-        # Cached, because every step needs the types of all steps before it: without the cache,
-        # planning n steps takes n² computations.
+        # Every step needs the types of all steps before it. Without this cache, planning n steps
+        # would take n² computations.
         return self._result_shape()
 
     @property
@@ -308,12 +307,12 @@ class Node:
 
     @property
     def is_peek(self) -> bool:
-        """Whether the node only calls a function, whose result is not used."""
+        """Whether the node only calls a function, and does not use the function's result."""
         return False
 
     @property
     def author_functions(self) -> tuple[Any, ...]:
-        """The author's functions on which the results depend; None for a function not given."""
+        """The author's functions on which the results depend; None for a function not set."""
         return ()
 
     # -- Texts
@@ -339,7 +338,7 @@ class Node:
 
     @property
     def declared_types(self) -> str:
-        """The declared types on which the node's state depends, besides the expressions."""
+        """The declared types on which the node's state depends in addition to its expressions."""
         return ""
 
 
@@ -375,7 +374,7 @@ class ChildNode(Node):
 
 @dataclass(frozen=True, eq=False)
 class RowStep(ChildNode):
-    """Base of the stateless steps that turn a record into at most one, and a table into a table."""
+    """Base of the stateless steps that turn a record into one or none, and a table into a table."""
 
     @property
     @override
@@ -431,7 +430,7 @@ class StreamOperator(ChildNode):
     """
 
     by: str
-    """The expression for the key whose records the operator takes in order."""
+    """The expression for the key. The operator takes each key's records in order."""
 
     is_stateful = True
 
@@ -451,5 +450,5 @@ class StreamOperator(ChildNode):
 
 
 def own_key_of(parent: Node) -> Foreign:
-    """Return how a row's own key is written: with its window, if it has one."""
+    """Return how a row's own key is written: with its window if the key has a window."""
     return "key" if parent.key_window is None else "windowed_key"

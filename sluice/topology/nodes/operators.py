@@ -143,7 +143,8 @@ class SetMetadata(StreamOperator):
                 key=self.by,
                 expressions=self.new_metadata,
                 foreign="computed",
-                # With a new time, the results have other times than the records of the topic.
+                # If the step sets a new time, the results' times differ from the times of the
+                # topic's records.
                 is_from_another_task=None if self.time is None else True,
             ),
         )

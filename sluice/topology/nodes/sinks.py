@@ -1,4 +1,4 @@
-"""What a pipeline writes: topics, and tables of databases."""
+"""The outputs of a pipeline: topics, and tables of databases."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class Sink(ChildNode):
     @property
     @override
     def takes_latest(self) -> bool:
-        # An earlier update must not replace a database's row, or a key's latest change in a batch.
+        # An update of a versioned table may precede the key's latest update. It must not replace a
+        # database's row, or a key's latest change in a batch.
         return self.emit == "latest"
 
     needs_last_change_only = True

@@ -41,7 +41,8 @@ class Source(Node):
     max_future_skew_ms: int
     nulls: OnNull
     on_time: OnTime
-    """Policy for a record without a valid event time; `clock` gives it the time of processing."""
+    """Policy for a record without a valid event time; `clock` gives the record the time of
+    processing."""
     shape: Shape
     store: str | None = None
     """The name of a global table's store; None for the topic's name."""

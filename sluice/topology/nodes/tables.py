@@ -25,7 +25,7 @@ class ToStream(ChildNode):
     @property
     @override
     def needs_old_values(self) -> bool:
-        # A deletion of a row that has never passed the filter is left out.
+        # The operator leaves out deletions of rows that have never passed the filter.
         return self.parent.follows_filter and self.parent.knows_old_values
 
     @property
@@ -71,9 +71,9 @@ class Changes(ChildNode):
 class ToTable(ChildNode):
     """Keeps a stream's latest value per key as a table; a null value deletes the key.
 
-    A node without a store follows a foreign-key join. It remembers the join's results, so that
-    later steps get the old values of the results. The join itself does not know its old results,
-    because it stores a row's old and new value under different foreign keys.
+    A node without a store follows a foreign-key join. The node remembers the join's results, so
+    that later steps get the old values of the results. The join itself does not know its old
+    results, because it stores a row's old and new value under different foreign keys.
     """
 
     store: str | None

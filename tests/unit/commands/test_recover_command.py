@@ -68,3 +68,13 @@ def test_shards_are_found_although_the_first_one_is_lost(shards: list[Path]) -> 
     said = CliRunner().invoke(app, ["recover", "items", "--anew"])
     assert "items begins anew: 1 shard removed." in said.stdout
     assert not shards[1].exists()
+
+
+def test_a_new_beginning_also_removes_the_shards_of_high_generations(shards: list[Path]) -> None:
+    folder = f"sqlite:///{shards[0].parents[2]}"
+    late = location(folder, GenerationRef("items", 77), 0)
+    create_shard(late).close()
+    said = CliRunner().invoke(app, ["recover", "items", "--anew"])
+    assert said.exit_code == 0, said.output
+    assert late in said.stdout.replace("\n", "")
+    assert not Path(late.removeprefix("sqlite:///")).exists()

@@ -160,7 +160,9 @@ def test_a_filter_of_standard_error_drops_only_javas_warning(tmp_path: Path) -> 
     deadline = time.monotonic() + 30
     while "error r1\n" not in told.read_text() and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert sorted(told.read_text().splitlines()) == ["after", "error r1"]
+    # Kafka clients of earlier tests may write to standard error at any time.
+    lines = [line for line in told.read_text().splitlines() if "|rdkafka#" not in line]
+    assert sorted(lines) == ["after", "error r1"]
 
 
 @pytest.fixture

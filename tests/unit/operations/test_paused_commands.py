@@ -173,7 +173,7 @@ def test_a_paused_copy_does_not_replace_a_ledger_that_is_in_use(
     module: Any = new_installation
     with (
         paused_before(module, "copy_ledger", happen),
-        pytest.raises(Refused, match="a run or another command has added the pipeline 'orders'"),
+        pytest.raises(Refused, match="a run or another command added the pipeline 'orders'"),
     ):
         copy()
     with Ledger.open(new.ledger) as target:

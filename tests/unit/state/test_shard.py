@@ -15,7 +15,7 @@ from sluice.errors import DamagedState, LeaseError, SettingsError, StateError
 from sluice.state.model import NO_WINDOW, GenerationRef, StateRow
 from sluice.state.queries.worker_queries import Count, Scan
 from sluice.state.shard import local_shard, postgres_driver
-from sluice.state.shard.addresses import location
+from sluice.state.shard.addresses import location, shards_of
 from sluice.state.shard.checksums import NO_CHECKSUM, row_digest
 from sluice.state.shard.local_shard import LocalShard
 from sluice.state.shard.pages import pages_of_versions
@@ -560,3 +560,15 @@ def test_a_full_disk_is_named_though_sqlite_has_already_rolled_back(tmp_path: Pa
                 shard, 1, [(0, f"{n:0500}", NO_WINDOW, NO_WINDOW, "[1]") for n in range(5_000)]
             )
         assert shard.get(0, "a", 1) == "[1]"
+
+
+@pytest.mark.parametrize("name", ["orders", "orders_" + "x" * 50])
+def test_all_shards_of_a_pipeline_are_found_without_a_ledger(database: str, name: str) -> None:
+    written: dict[int, list[str]] = {}
+    for generation, worker in ((1, 1), (9, 0), (40, 0), (40, 1)):
+        address = location(database, GenerationRef(name, generation), worker)
+        LocalShard.create(address).close()
+        written.setdefault(generation, []).append(address)
+    for other in ("order", f"{name}_g1", f"x{name}"):
+        LocalShard.create(location(database, GenerationRef(other, 1), 0)).close()
+    assert shards_of(database, name) == written

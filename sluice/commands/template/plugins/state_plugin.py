@@ -1,4 +1,4 @@
-"""Airflow plugins: the state of the pipelines, Sluice's page, and tasks that start sooner."""
+"""Airflow plugins: the pipelines' state, Sluice's page, and a faster start of tasks."""
 
 from sluice.api.plugin import StatePlugin
 from sluice.orchestration.task_imports import TaskImports

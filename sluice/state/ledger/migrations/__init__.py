@@ -44,9 +44,9 @@ _VERSION = Table(
 def migrate(engine: Engine) -> None:
     """Create a ledger's tables, or migrate them to `HEAD`, in one transaction.
 
-    Several processes may do so at once. Raise StateError, and change nothing, if the ledger is
-    from before the first release, if a newer version of Sluice has migrated it, or if it has lost
-    its version.
+    Several processes may call this at once. Raise StateError, and change nothing, in three cases:
+    the ledger is from before the first release, a newer version of Sluice has migrated it, or it
+    has lost its version.
     """
     # Almost every ledger has the version `HEAD` already. Reading the version takes no lock, so it
     # does not wait for writers.

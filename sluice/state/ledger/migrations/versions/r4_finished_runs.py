@@ -1,4 +1,4 @@
-"""Adds the runs that have ended, and what the runs of each day cost."""
+"""Adds the runs that have ended, and the cost of each day's runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ down_revision = "r3"
 
 
 def upgrade() -> None:
-    """Create the tables. Runs that ended before are not in them."""
+    """Create the tables. They lack the runs that ended before the migration."""
     op.create_table(
         "finished_runs",
         sa.Column("pipeline", sa.Text(), primary_key=True),

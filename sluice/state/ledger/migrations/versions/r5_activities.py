@@ -1,4 +1,4 @@
-"""Adds what people have done to pipelines."""
+"""Adds the actions of people on pipelines."""
 
 from __future__ import annotations
 

@@ -10,5 +10,5 @@ down_revision = "r7"
 
 
 def upgrade() -> None:
-    """Add the column. The next run of a pipeline fills it."""
+    """Add the column. The next run of each pipeline fills the column."""
     op.add_column("generations", sa.Column("reads", sa.Text(), nullable=False, server_default="{}"))
