@@ -198,7 +198,8 @@ class BrokersUnreachable(EngineError):
 class AccessDenied(BrokersUnreachable):
     """Kafka denies this client an operation.
 
-    It is a kind of BrokersUnreachable, because code that waits until the brokers answer also waits
+    This error is a kind of BrokersUnreachable, because code that waits until the brokers answer
+    also waits
     until they allow the operation.
     """
 
@@ -343,9 +344,8 @@ def recovery_advice(pipeline: str) -> str:
 class DamagedState(StateError):
     """Published state is missing or altered.
 
-    `workers` maps the number of each damaged worker to its shard's location without a password. It
-    is empty if the error does not come from a query or a run, but from a shard that was opened
-    directly.
+    `workers` maps the number of each damaged worker to its shard's location without a password.
+    `workers` is empty if a shard was opened directly, without a query or a run.
     """
 
     title = "Damaged state"

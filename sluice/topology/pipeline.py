@@ -302,8 +302,8 @@ class Pipeline(Graph):
         milliseconds since 1970, like Kafka's timestamps. If the number, read in this way, is a time
         before March 1973, the time is invalid, because the number is more likely to be in seconds.
 
-        By default, a record with a null value becomes a dead letter. `nulls="keep"` passes it on,
-        and Python functions get None as its value.
+        By default, a record with a null value becomes a dead letter. `nulls="keep"` passes such a
+        record on, and Python functions get None as its value.
         """
         if not isinstance(topic, str | re.Pattern):
             options: Any = {
@@ -431,7 +431,7 @@ class Pipeline(Graph):
                 )
         if pipeline == self.name:
             raise TopologyError(
-                f"{where}: {store!r} would be a store of this pipeline itself.",
+                f"{where}: {store!r} is a store of this pipeline itself, not of another one.",
                 next_step="Join the table, or read it in a processor.",
             )
         return StoreOf(SharedStore(pipeline, store), value)

@@ -92,7 +92,7 @@ class Stores:
         start: Time = None,
         end: Time = None,
     ) -> list[Entry]:
-        """Return the windows of a key that start in `start` to `end` (inclusive), in order."""
+        """Return the windows of a key that start between `start` and `end` (included), in order."""
         answer = await self._reader.windows(
             await self._pin(store), lookup_key(key), _ms("start", start), _ms("end", end)
         )
