@@ -107,7 +107,7 @@ class Entries(Answer, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def value(self) -> Any:
-        """The value of the first entry. Use it after a query of a single key."""
+        """The value of the first entry. Use this property after a query of a single key."""
         return self.entries[0].value
 
 

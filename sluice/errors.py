@@ -199,8 +199,7 @@ class AccessDenied(BrokersUnreachable):
     """Kafka denies this client an operation.
 
     This error is a kind of BrokersUnreachable, because code that waits until the brokers answer
-    also waits
-    until they allow the operation.
+    also waits until they allow the operation.
     """
 
     title = "Kafka denies access"

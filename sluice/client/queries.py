@@ -276,7 +276,7 @@ class Queries:
     ) -> AsyncIterator[Change]:
         """Yield each new snapshot when it is published.
 
-        The first one is the newest snapshot or, with `since`, the first snapshot after `since`. The
+        The first snapshot is the newest or, with `since`, the first one after `since`. The
         iterator never ends by itself. The iterator raises StateError if the server ends the stream,
         for example when somebody stops the server. To continue, call `changes` again with the last
         snapshot as `since`.

@@ -43,7 +43,7 @@ TimerKey = TypeVar("TimerKey", covariant=True, default=str)
 
 
 class Record(msgspec.Struct, Generic[V_co, RecordKey], frozen=True):
-    """A record of a stream. Its value has the declared type or is None.
+    """A record of a stream. The record's value has the declared type or is None.
 
     A record of a stream with windowed keys is a `Record[V, Windowed[str]]`.
     """
@@ -60,7 +60,7 @@ class Record(msgspec.Struct, Generic[V_co, RecordKey], frozen=True):
 class Timer(msgspec.Struct, Generic[TimerKey], frozen=True):
     """A timer that has fired for a key.
 
-    For a stream with windowed keys, it is a `Timer[Windowed[str]]`.
+    For a stream with windowed keys, the timer is a `Timer[Windowed[str]]`.
     """
 
     key: TimerKey

@@ -52,8 +52,8 @@ class Reader:
 
     One reader serves a whole process, in one event loop. If this process is the state server of a
     worker, `served` returns the address of the worker's shard. Every query raises StateError if the
-    ledger, or the owner of the requested key, cannot be read. It raises Gone if retention removed
-    the snapshot during the query, and Busy if too many queries are already scanning stores.
+    ledger, or the owner of the requested key, cannot be read. A query also raises Gone if retention
+    removed the snapshot during the query, and Busy if too many queries are already scanning stores.
     """
 
     def __init__(self, ledger: Ledger, served: ServedLocation = lambda _: None) -> None:

@@ -75,7 +75,8 @@ def Avro(  # noqa: N802  (reads as a type)
     `value` is the class of the values, such as `Avro(Order)`, or a subject, such as
     `Avro("orders-value")`. For a subject, the schema must be in the folder `schemas` beside the
     pipeline's file, where `sluice schema pull orders-value` writes it. Each record that is read is
-    decoded by the schema that it names, and resolved against the class as Avro resolves it.
+    decoded by the schema that it names, and resolved against the class, as Avro resolves a writer's
+    schema against a reader's.
 
     Records are written with the schema that follows from the class. The subject must have this
     schema: see `sluice schema push`. With `register=True`, a run registers the schema. `version` is

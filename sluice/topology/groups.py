@@ -330,12 +330,13 @@ class GroupedStream(Grouped[V]):
         Columns can also be passed as one mapping, such as `{"store": "count(*)"}`, in which columns
         can have any name.
 
-        Python functions can be used instead of SQL. They are called in the order of the records.
-        `initializer()` returns the initial aggregate, and `adder(aggregate, value)` returns the
-        aggregate after a record. Session windows also need `merger(earlier, later)`, which returns
-        the aggregate of the session into which a record merges two sessions. `returns` is the
-        aggregate's type; without it, an aggregate must be plain JSON data. `adder` may return None
-        to remove the aggregate. The next value is then added to a new initial aggregate.
+        Python functions can be used instead of SQL. The functions are called in the order of the
+        records. `initializer()` returns the initial aggregate, and `adder(aggregate, value)`
+        returns the aggregate after a record. Session windows also need `merger(earlier, later)`,
+        which returns the aggregate of the session into which a record merges two sessions.
+        `returns` is the aggregate's type; without it, an aggregate must be plain JSON data. `adder`
+        may return None to remove the aggregate. The next value is then added to a new initial
+        aggregate.
         """
         if adder is None and (initializer is None or isinstance(initializer, Mapping)):
             if merger is not None or returns is not None:

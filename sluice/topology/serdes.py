@@ -26,8 +26,8 @@ class Serde(Generic[V]):
     By default, values are JSON, and a str or bytes are written as they are.
 
     For a source, `decode` converts the bytes of a record's value to a value of the type. `decode`
-    may take the record's `Headers` as a second parameter. If it raises an error, `on_error` decides
-    what happens to the record. For an output, `encode` converts a value to bytes.
+    may take the record's `Headers` as a second parameter. If `decode` raises an error, `on_error`
+    decides what happens to the record. For an output, `encode` converts a value to bytes.
     """
 
     contract: type[V] | UnionType

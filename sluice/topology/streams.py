@@ -368,8 +368,8 @@ class Stream(Handle[V]):
     ) -> Stream[Any]:
         """Replace the value with a Python function's or SQL expression's result; keep the key.
 
-        `returns` is the type of the function's result. Without it, later functions receive plain
-        JSON data, and later SQL cannot read fields. If an expression makes an object, such as
+        `returns` is the type of the function's result. Without `returns`, later functions receive
+        plain JSON data, and later SQL cannot read fields. If an expression makes an object, such as
         `lines[0]`, later SQL reads its fields. A value that is not an object is named `value` in
         SQL.
         """

@@ -124,8 +124,8 @@ def _require_few_windows(window: TimeWindow, overlapping: int) -> None:
 def sliding(size: Duration, grace: Duration = "0 s") -> SlidingWindow:
     """Define windows that slide over time.
 
-    A key has one window for each set of records that fit a range of length `size`. With a size of
-    0, the records of a window have the same time.
+    A key has one window for each different set of its records that fits into a range of length
+    `size`. With a size of 0, the records of a window have the same time.
     """
     size_ms = milliseconds(size)
     return _valid(SlidingWindow(size_ms, milliseconds(grace)), "size", size_ms, least=0)

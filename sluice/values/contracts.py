@@ -35,7 +35,8 @@ from sluice.values.stored_values import JsonText, stored_type, unmarked
 def Digits(precision: int, scale: int) -> msgspec.Meta:  # noqa: N802  (reads as a type in an annotation)
     """Limit a Decimal's digits: `precision` in all, and `scale` of them after the point.
 
-    Use it in an annotation, such as `Annotated[Decimal, Digits(12, 2)]`. `precision` is 1 to 38.
+    Use `Digits` in an annotation, such as `Annotated[Decimal, Digits(12, 2)]`. `precision` is 1 to
+    38.
     """
     digits = {"precision": precision, "scale": scale}
     return msgspec.Meta(extra=digits, extra_json_schema=digits)

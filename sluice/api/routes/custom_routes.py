@@ -238,11 +238,11 @@ class Routes:
     def get(self, path: str, *, etag: bool = True) -> Callable[[Function], Function]:
         """Register an async function for GET requests to a path such as `/pages/{page}/views`.
 
-        The function's first parameter is `Stores`. Its other parameters have the names of the
-        parameters in the path and in the query string, and type annotations that msgspec supports.
-        Parameters with a default are optional. The result is sent as JSON. In a path, `{name:path}`
-        also matches a text with slashes. Set `etag=False` if the answer depends on anything other
-        than the stores.
+        The function's first parameter is `Stores`. The function's other parameters have the names
+        of the parameters in the path and in the query string, and type annotations that msgspec
+        supports. Parameters with a default are optional. The result is sent as JSON. In a path,
+        `{name:path}` also matches a text with slashes. Set `etag=False` if the answer depends on
+        anything other than the stores.
         """
 
         def register(function: Function) -> Function:
