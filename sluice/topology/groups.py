@@ -64,8 +64,7 @@ class Grouped(Generic[V]):
         if self.window is not None or self.by_window:
             raise TopologyError(
                 f"{where}: only a table without windows can be versioned.",
-                next_step="Leave versioned(...) out. A windowed table keeps its windows even "
-                "without it.",
+                next_step="Leave versioned(...) out. A windowed table always keeps its windows.",
             )
         versioned = copy(self)
         versioned.history_ms = history_in_ms(where, history)
