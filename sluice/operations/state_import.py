@@ -47,8 +47,8 @@ def import_state(
                 raise Refused(
                     f"Worker {worker.number} of {worker.pipeline!r} is not in a SQLite file of "
                     f"this host: {shown(worker.location)}.",
-                    next_step="Run without state servers first, "
-                    "or rebuild the state in the new database.",
+                    next_step="Use sluice backup and sluice restore, which also copy shards at "
+                    "state servers. Or rebuild the state in the new database.",
                 )
             address = installation.place(worker)
             published = source.snapshots.last_batch(worker.ref)

@@ -387,7 +387,8 @@ class _Deriving:
             if not _NAME.fullmatch(each.encode_name):
                 raise TopologyError(
                     f"{where}.{each.encode_name}: this is not a valid name in Avro.",
-                    next_step="Rename the field: letters, digits and _, not first a digit.",
+                    next_step="Rename the field: use letters, digits and _, and do not begin "
+                    "with a digit.",
                 )
             schema = self.schema(each.type, f"{where}.{each.encode_name}")
             declared = {"name": each.encode_name, "type": schema}

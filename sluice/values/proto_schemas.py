@@ -270,7 +270,8 @@ class _Deriving:
             if not _NAME.fullmatch(each.encode_name):
                 raise TopologyError(
                     f"{place}: this is not a valid name in Protobuf.",
-                    next_step="Rename the field: letters, digits and _, not first a digit.",
+                    next_step="Rename the field: use letters, digits and _, and do not begin "
+                    "with a digit.",
                 )
             lines.append(f"  {self._declared(each.type, place)} {each.encode_name} = {number};")
         self.messages[name] = "\n".join([f"message {name} {{", *lines, "}"])

@@ -315,7 +315,7 @@ class LocalShard(Shard):
             if self._driver.is_sealed():
                 raise Refused(
                     _SEALED,
-                    next_step="Run the pipeline again. A run looks up the workers' placements "
+                    next_step="Run the pipeline again. A run looks up each worker's state server "
                     "when it starts. If the error comes again, a move was interrupted: repeat "
                     "the move. Or move the worker back to the server that sluice workers "
                     "PIPELINE shows.",
