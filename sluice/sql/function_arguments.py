@@ -319,7 +319,7 @@ def _unlike(
     return None
 
 
-_SAME_TYPE = "Convert one of them with CAST(... AS ...), or use another field."
+_SAME_TYPE = "Convert one of these arguments with CAST(... AS ...), or use another field."
 
 
 def _accepted_by(node: exp.Expr) -> Sequence[Accepted | None]:

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    Message,
+    Producer,
+    TopicPartition,
+)
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 from pyspark.sql import SparkSession
 
 from sluice.engine.run.driver_lease import this_process
 from sluice.engine.run.job_run import JobRun
 from sluice.errors import EngineError
+from sluice.kafka.brokers import silent_admin
+from sluice.kafka.listed_offsets import list_offsets
 from sluice.kafka.topics import watermark_offsets
 from sluice.local.broker import EmbeddedKafka
 from sluice.plan import plan
@@ -140,12 +150,29 @@ class Running:
         })  # fmt: skip
         with closing(consumer):
             partitions = consumer.list_topics(topic, timeout=20).topics[topic].partitions
+            self._await_markers(topic, partitions)
             consumer.assign([_beginning(consumer, topic, number) for number in partitions])
             # The consumer mixes partitions, but each partition's records are in order.
             return sorted(
                 _to_the_end(consumer, len(partitions)),
                 key=lambda one: (one.partition(), one.offset()),
             )
+
+    def _await_markers(self, topic: str, partitions: Iterable[int]) -> None:
+        """Wait until the topic's transactions have ended; at most 5 s, because a test may leave one open.
+
+        A transaction may be committed before all its partitions have the marker that lets readers see its
+        records.
+        """
+        admin = silent_admin({"bootstrap.servers": self.bootstrap})
+        places = [TopicPartition(topic, number) for number in partitions]
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            committed = list_offsets(admin, places, latest, 20)
+            written = list_offsets(admin, places, latest, 20, IsolationLevel.READ_UNCOMMITTED)
+            if all(committed[place].offset == written[place].offset for place in places):
+                return
 
     def planned(self) -> PlannedBatch:
         """The plan of the newest batch."""
