@@ -36,6 +36,7 @@ kinds."""
 _ACTION = "action"
 _MARKING = ("patch_dag_run", "patch_task_instance")
 """The names, in Airflow's audit log, of a user's changes of the state of a run or its task."""
+_LOOK_AT_DAGS = "Look for the DAG, and for errors of its file, in Airflow."
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 
@@ -224,12 +225,15 @@ class AirflowRuns:
             )
         except (ParamValidationError, ValueError) as error:
             raise QueryError(
-                f"The DAG of {pipeline} does not accept these parameters: {error}"
+                f"The DAG of {pipeline} does not accept these parameters: {error}",
+                next_step=f"See the parameters of the DAG {pipeline} in Airflow.",
             ) from None
         except AirflowException as error:
-            raise NotFound(f"The DAG of {pipeline} cannot be started: {error}") from None
+            raise NotFound(
+                f"The DAG of {pipeline} cannot be started: {error}", next_step=_LOOK_AT_DAGS
+            ) from None
         if run is None:
-            raise NotFound(f"There is no DAG {pipeline!r}.")
+            raise NotFound(f"There is no DAG {pipeline!r}.", next_step=_LOOK_AT_DAGS)
         return str(run.run_id)
 
     def _tasks(self, session: Session, runs: Sequence[DagRun]) -> dict[tuple[str, str], Any]:

@@ -354,7 +354,10 @@ class Connection:
     def store_token(self, response: httpx.Response) -> None:
         """Store the token from a log-in response."""
         if response.status_code not in (httpx.codes.OK, httpx.codes.CREATED):
-            raise Refused(f"Airflow refused the log-in of {self._user}: {response.status_code}.")
+            raise Refused(
+                f"Airflow refused the log-in of {self._user}: {response.status_code}.",
+                next_step="Correct the user name or the password.",
+            )
         try:
             token = msgspec.json.decode(response.content, type=_Token).access_token
         except msgspec.MsgspecError:

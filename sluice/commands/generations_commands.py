@@ -9,7 +9,6 @@ import typer
 from sluice.commands.command_arguments import LOCAL, FromTopics, Master, PipelineName
 from sluice.commands.console import Form, errors_as_messages, print_rows
 from sluice.commands.pipeline_submission import submit
-from sluice.errors import NotFound
 from sluice.settings import settings
 
 if TYPE_CHECKING:
@@ -28,15 +27,13 @@ app = typer.Typer(
 def list_generations(pipeline: PipelineName) -> None:
     """List the generations of a pipeline's state; queries read the current generation."""
     from sluice.observe import monitoring
+    from sluice.state.ledger.generations import unknown_pipeline
     from sluice.state.ledger.ledger import Ledger
 
     with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
         rows = [_row(generation) for generation in monitoring.generations(ledger, pipeline)]
         if not rows:
-            raise NotFound(
-                f"The ledger has no pipeline {pipeline!r}.",
-                next_step="Run it first, or correct SLUICE_LEDGER.",
-            )
+            raise unknown_pipeline(pipeline)
         print_rows(rows, Form.TABLE)
 
 

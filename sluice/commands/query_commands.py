@@ -114,7 +114,7 @@ def get(
             for key in keys:
                 entries += read_store(store, first=key, last=key, pipeline=pipeline, as_of=as_of)
             if not entries:
-                raise NotFound(f"Store {store!r} has none of these keys.")
+                raise _no_keys(store)
             _print_entries(entries, form)
         return
     with errors_as_messages(), _client() as client:
@@ -125,7 +125,7 @@ def get(
         else:
             answer = client.multi_get(store, keys, **read_point)
         if not answer.entries and not answer.partial:
-            raise NotFound(f"Store {store!r} has none of these keys.")
+            raise _no_keys(store)
         _print_entries(answer.entries, form)
         _warn(answer)
 
@@ -381,3 +381,10 @@ def _warn(answer: Answer) -> None:
             if worker.standby:
                 reasons.append(f"worker {worker.number}: {worker.reason}")
         err.print("[yellow]Standbys answered:[/]", printable("; ".join(reasons)), soft_wrap=True)
+
+
+def _no_keys(store: str) -> NotFound:
+    return NotFound(
+        f"Store {store!r} has none of these keys.",
+        next_step=f"List its first keys: sluice query scan {store}.",
+    )

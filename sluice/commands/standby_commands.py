@@ -43,7 +43,10 @@ def add(
         place = place_of(pipeline, worker, address, tls)
         workers = current_generation(ledger, pipeline).workers
         if worker >= len(workers):
-            raise NotFound(f"Pipeline {pipeline!r} has no worker {worker}.")
+            raise NotFound(
+                f"Pipeline {pipeline!r} has no worker {worker}.",
+                next_step=f"Look for the numbers of its workers in: sluice workers {pipeline}.",
+            )
         require_copyable(workers[worker])
         require_server(ledger, place, "sqlite")
         ledger.standbys.add(place)
@@ -155,7 +158,10 @@ def remove(pipeline: PipelineName, worker: Worker) -> None:
     with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
         standby = ledger.standbys.of(pipeline).get(worker)
         if standby is None:
-            raise NotFound(f"Worker {worker} of {pipeline!r} has no standby.")
+            raise NotFound(
+                f"Worker {worker} of {pipeline!r} has no standby.",
+                next_step=f"Look for the workers with standbys in: sluice workers {pipeline}.",
+            )
         # The ledger refuses to forget a standby that has been promoted meanwhile. So change the
         # ledger first: otherwise, the standby's shard, which is now the worker's, would be deleted.
         ledger.standbys.remove(standby)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sluice.errors import NotFound, SettingsError
+from sluice.errors import SettingsError
 from sluice.values.host_ports import parse_address
 
 if TYPE_CHECKING:
@@ -15,12 +15,11 @@ if TYPE_CHECKING:
 
 def current_generation(ledger: Ledger, pipeline: str) -> GenerationInfo:
     """Return the pipeline's current generation. Raises NotFound for an unknown pipeline."""
+    from sluice.state.ledger.generations import unknown_pipeline
+
     info = ledger.generations.current(pipeline)
     if info is None:
-        raise NotFound(
-            f"The ledger has no pipeline {pipeline!r}.",
-            next_step="Run it first, or correct SLUICE_LEDGER.",
-        )
+        raise unknown_pipeline(pipeline)
     return info
 
 

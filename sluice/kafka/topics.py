@@ -265,7 +265,10 @@ def _require_topic(kafka: Mapping[str, str], client: Producer, topic: str) -> No
 def require_delivery(error: KafkaError | None, message: Message) -> None:
     """Raise EngineError if the broker refused the record. This function is a delivery callback."""
     if error is not None:
-        raise EngineError(f"A record was not written to {message.topic()}: {sentence(error)}")
+        raise EngineError(
+            f"A record was not written to {message.topic()}: {sentence(error)}",
+            next_step="Correct what the broker says, and repeat the command.",
+        )
 
 
 def read_topic(

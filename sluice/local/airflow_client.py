@@ -112,7 +112,10 @@ class Airflow:
             "/auth/token", json={"username": log_in.user, "password": log_in.password}
         )
         if answer.status_code not in (httpx.codes.OK, httpx.codes.CREATED):
-            raise EngineError(f"Airflow refused the log-in of {log_in.user}: {answer.status_code}.")
+            raise EngineError(
+                f"Airflow refused the log-in of {log_in.user}: {answer.status_code}.",
+                next_step="Correct the user name or the password.",
+            )
         self.token = str(answer.json()["access_token"])
 
     def _headers(self) -> dict[str, str]:

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from sluice.errors import DamagedState, NotFound, StateError
 from sluice.state.ledger.audits import Audit, SourceAudit, total
+from sluice.state.ledger.generations import unknown_pipeline
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationInfo, GenerationRef, WorkerInfo
 from sluice.state.remote.opening import open_shard
@@ -38,16 +39,14 @@ def report(ledger_url: str, pipeline: str, run: str, out: Console, *, verify: bo
     with Ledger.open(ledger_url) as ledger:
         info = ledger.generations.current(pipeline)
         if info is None:
-            raise NotFound(
-                f"The ledger has no pipeline {pipeline!r}.",
-                next_step="Run it first, or correct SLUICE_LEDGER.",
-            )
+            raise unknown_pipeline(pipeline)
         for note in ledger.notes.all(pipeline):
             out.print(f"{note.noted_at} {note.run}".strip(), note.text, markup=False)
         audits = _chosen(ledger, info, run)
         if not audits:
             raise NotFound(
-                f"There is no audit of {run or 'any run'} of {pipeline!r}, or it has been deleted."
+                f"There is no audit of {run or 'any run'} of {pipeline!r}, or it has been deleted.",
+                next_step=f"List the audits that exist: sluice audit {pipeline}.",
             )
         balances = _print(audits, out)
         damaged = verify and _verify_shards(ledger, info, audits[-1], out)

@@ -22,6 +22,7 @@ from sluice.operations.rebuild import replayed_generation
 from sluice.query.differences import Differences, Kind, entries_of, pairs
 from sluice.query.reader import Reader
 from sluice.query.results import Pin
+from sluice.state.ledger.generations import unknown_pipeline
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import NO_WINDOW, GenerationInfo, GenerationRef, Snapshot, StoreInfo
 from sluice.state.queries.entries import Entry
@@ -127,7 +128,7 @@ def compare_generations(ledger: Ledger, pipeline: str) -> Deployment:
     """
     number = ledger.generations.current_number(pipeline)
     if number is None:
-        raise NotFound(f"The ledger has no pipeline {pipeline!r}.")
+        raise unknown_pipeline(pipeline)
     current = GenerationRef(pipeline, number)
     new = replayed_generation(ledger, current)
     before, after = ledger.generations.get(current), ledger.generations.get(new)

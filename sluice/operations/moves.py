@@ -40,7 +40,10 @@ def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) 
     is_placed = place.number in ledger.placements.of(place.pipeline)
     numbers_of_workers = [len(info.workers) for info in generations]
     if not is_placed and place.number >= max(numbers_of_workers, default=0):
-        raise NotFound(f"Pipeline {place.pipeline!r} has no worker {place.number}.")
+        raise NotFound(
+            f"Pipeline {place.pipeline!r} has no worker {place.number}.",
+            next_step=f"Look for the numbers of its workers in: sluice workers {place.pipeline}.",
+        )
     standby = ledger.standbys.of(place.pipeline).get(place.number)
     if standby is not None and standby.address == place.address:
         raise Refused(
@@ -105,7 +108,9 @@ def require_server(ledger: Ledger, place: Placement, database: str = "") -> None
         )
     if database and card.database != database:
         raise Refused(
-            f"The state server at {address} keeps its shards in {card.database}, not in {database}."
+            f"The state server at {address} keeps its shards in {card.database}, "
+            f"not in {database}.",
+            next_step=f"Use the address of a state server with SLUICE_SHARDS in {database}.",
         )
 
 

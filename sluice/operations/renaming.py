@@ -49,6 +49,7 @@ from sluice.operations.renamed_topics import (
 from sluice.operations.store_readers import readers_of
 from sluice.plan import Job
 from sluice.settings import Settings
+from sluice.state.ledger.generations import unknown_pipeline
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
 from sluice.state.ledger.renames import Kind
@@ -132,10 +133,11 @@ def find_renaming(ledger: Ledger, settings: Settings, old: str, new: str) -> Ren
     phase = "" if begun is None else begun.phase
     if phase in ("", "done") and ledger.generations.current_number(old) is None:
         if phase == "done":
-            raise Refused(f"{old} was renamed to {new} already.")
-        raise NotFound(
-            f"The ledger has no pipeline {old!r}.", next_step="Look for its name in: sluice status."
-        )
+            raise Refused(
+                f"{old} was renamed to {new} already.",
+                next_step=f"See sluice status {new}.",
+            )
+        raise unknown_pipeline(old)
     if phase == "done":
         phase = ""
     switched = phase == "switched"
@@ -174,7 +176,9 @@ def _require_possible(
     ledger: Ledger, settings: Settings, old: str, new: str, *, begun: bool
 ) -> None:
     if old == new:
-        raise Refused(f"The pipeline already has the name {old}.")
+        raise Refused(
+            f"The pipeline already has the name {old}.", next_step="Choose another new name."
+        )
     if standbys := ledger.standbys.of(old):
         workers = joined(list(map(str, sorted(standbys))))
         raise Refused(
@@ -401,14 +405,14 @@ def rename_parts(
         if only_look:
             before = ledger.generations.current(name)
             if before is None:
-                raise NotFound(f"The ledger has no pipeline {name!r}.")
+                raise unknown_pipeline(name)
             _renamed_parts(job, settings, ledger, before, names)
             return iter([*_lines(names)])
         holder = this_process(settings.run or "rename")
         with current_lease(ledger, name, holder, patience) as lease:
             before = ledger.generations.get(lease.ref)
             if before is None:
-                raise NotFound(f"The ledger has no pipeline {name!r}.")
+                raise unknown_pipeline(name)
             if ledger.plans.unpublished(lease.ref) is not None:
                 raise Refused(
                     f"The last run of {name} was interrupted, and its batch needs the names as "
@@ -451,7 +455,10 @@ def _renamed_parts(
                 next_step=f"It has: {', '.join(sorted(known[kind])) or 'none'}.",
             )
         if name in stores | before.operators.keys():
-            raise Refused(f"{before.pipeline} has a store or step {name!r} already.")
+            raise Refused(
+                f"{before.pipeline} has a store or step {name!r} already.",
+                next_step=f"Choose another new name for the {kind} {former!r}.",
+            )
     renamed = {former: name for (_, former), name in names.items()}
     rename_text = _renaming(renamed)
     renamed_stores: list[StoreInfo] = []

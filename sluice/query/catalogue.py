@@ -59,7 +59,11 @@ class PipelineSnapshot:
         """Return a store at the snapshot. Raises NotFound if the store did not exist yet."""
         if name not in self._pins:
             if name not in self._stores:
-                raise NotFound(f"There was no store {name!r} in snapshot {self.snapshot.id}.")
+                raise NotFound(
+                    f"There was no store {name!r} in snapshot {self.snapshot.id}.",
+                    next_step="Read a later snapshot, or one of the stores that it had: "
+                    f"{', '.join(sorted(self._stores)) or 'none'}.",
+                )
             self._pins[name] = Pin(self._stores[name], self.snapshot, self.generation)
         return self._pins[name]
 
@@ -195,7 +199,8 @@ class Catalogue:
         generation = self._ledger.generations.get(snapshot.ref)
         if generation is None:
             raise NotFound(
-                f"Pipeline {snapshot.pipeline!r} has no generation {snapshot.generation}."
+                f"Pipeline {snapshot.pipeline!r} has no generation {snapshot.generation}.",
+                next_step="Read the newest snapshot: leave out `as_of`.",
             )
         return PipelineSnapshot(snapshot, generation)
 

@@ -58,7 +58,10 @@ class StoreLookup(Lookup):
         """
         snapshot = self._snapshot
         if snapshot is None:
-            raise EngineError(f"The batch was planned without the store {self._store}.")
+            raise EngineError(
+                f"The batch was planned without the store {self._store}.",
+                next_step="Run the pipeline again. If this error comes back, report it.",
+            )
         texts: dict[str, str] = {}
         if snapshot.rows is None:
             texts = self._read_shards(snapshot, keys)

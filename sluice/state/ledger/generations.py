@@ -158,7 +158,10 @@ class Generations(LedgerPart):
             if lease is not None:
                 require_epoch(connection, lease.ref, lease.epoch)
             if connection.execute(registered).first() is None:
-                raise NotFound(f"Pipeline {ref.pipeline!r} has no generation {ref.generation}.")
+                raise NotFound(
+                    f"Pipeline {ref.pipeline!r} has no generation {ref.generation}.",
+                    next_step=f"List its generations: sluice generations list {ref.pipeline}.",
+                )
             # If a worker was moved after the shards were filled, its shard of the new generation is
             # still at the old server.
             if places is not None and epochs_of(connection, ref.pipeline) != places:
@@ -239,10 +242,7 @@ class Generations(LedgerPart):
         retired = update(PIPELINES).where(PIPELINES.c.pipeline == pipeline).values(retired=True)
         with database_errors("Retiring the pipeline"), transaction(self._engine) as connection:
             if connection.execute(retired).rowcount == 0:
-                raise NotFound(
-                    f"The ledger has no pipeline {pipeline!r}.",
-                    next_step="Look for its name in: sluice status.",
-                )
+                raise unknown_pipeline(pipeline)
 
     def retired(self) -> frozenset[str]:
         """Return the pipelines that are no longer run."""
@@ -510,3 +510,12 @@ def _without_generation(row: RowMapping) -> dict[str, Any]:
     values = dict(row)
     del values["generation"]
     return values
+
+
+def unknown_pipeline(name: str) -> NotFound:
+    """Return the error for a pipeline that has never run with this ledger."""
+    return NotFound(
+        f"The ledger has no pipeline {name!r}.",
+        next_step="Look for its name in: sluice status. If it has never run, run it first. "
+        "SLUICE_LEDGER names the ledger.",
+    )

@@ -83,7 +83,8 @@ class Standbys(LedgerPart):
             if place.address in addresses(connection, PLACEMENTS, place):
                 raise Refused(
                     f"The shard of worker {place.number} of {place.pipeline!r} is at "
-                    f"{place.host_port}, so its standby must be at another state server."
+                    f"{place.host_port}, so its standby must be at another state server.",
+                    next_step="Give the address of another state server.",
                 )
             standbys = addresses(connection, STANDBYS, place)
             others = standbys - {place.address}

@@ -151,7 +151,8 @@ def _decode_value(entry: Entry) -> Any:
         return _DECODER.decode(entry.value)
     except RecursionError:
         raise QueryError(
-            f"The value of key {entry.key[:100]!r} is nested too deeply to be aggregated."
+            f"The value of key {entry.key[:100]!r} is nested too deeply to be aggregated.",
+            next_step="Restrict the query to other keys, by a prefix or by first and last keys.",
         ) from None
 
 

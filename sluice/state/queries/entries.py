@@ -57,7 +57,10 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
         try:
             return msgspec.json.decode(self.value, type=kind)
         except (msgspec.DecodeError, RecursionError):
-            raise QueryError(f"The value of {self.key[:100]!r} is not a {kind.__name__}.") from None
+            raise QueryError(
+                f"The value of {self.key[:100]!r} is not a {kind.__name__}.",
+                next_step="Read it as another type, or as JSON: see its `value`.",
+            ) from None
 
 
 class EntryWithHeaders(Entry, frozen=True, array_like=True):

@@ -89,7 +89,8 @@ def fetch_card(url: str, address: str, *, verify_certificate: bool = True) -> Ca
     expected = _mac(token, "answer", number, response.content.decode())
     if not hmac.compare_digest(response.headers.get(PROOF, "").encode(), expected.encode()):
         raise Refused(
-            f"The server at {address} did not prove that it knows the token of the state servers."
+            f"The server at {address} did not prove that it knows the token of the state servers.",
+            next_step=SAME_TOKEN,
         )
     return card
 

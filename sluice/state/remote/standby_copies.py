@@ -149,7 +149,10 @@ def promote_standby(
     info, batch = ledger.generations.get(ref), ledger.snapshots.last_batch(ref)
     standby = ledger.standbys.of(ref.pipeline).get(number)
     if info is None or batch is None or standby is None or number >= len(info.workers):
-        raise NotFound(f"Worker {number} of {ref.pipeline!r} has no standby.")
+        raise NotFound(
+            f"Worker {number} of {ref.pipeline!r} has no standby.",
+            next_step=f"Look for the workers with standbys in: sluice workers {ref.pipeline}.",
+        )
     if standby.copied_generation == ref:
         copy_text = f"snapshot {ref.generation}.{standby.batch}"
     else:
