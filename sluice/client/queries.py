@@ -51,8 +51,8 @@ STORES = "/sluice/v1/stores"
 _ERRORS: dict[int, type[SluiceError]] = {
     error.status: error for error in (Refused, NotFound, Gone, NotReached, Busy, StateError)
 }
-# Airflow answers 401 if the log-in is missing or invalid; a proxy answers 502 if its server is
-# away.
+# Airflow answers 401 if the log-in is missing or invalid; a proxy answers 502 if its server does
+# not answer.
 _ERRORS |= {401: Refused, 502: StateError}
 """Status of a response → the error that the client raises. All other errors become QueryError."""
 _QUERY_LENGTH = 6_000

@@ -70,7 +70,7 @@ INTERPRETED = {
 Java code for them."""
 COMPILED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
 _ROWS_AT_ONCE = "spark.sql.execution.arrow.maxRecordsPerBatch"
-"""The most rows that Spark hands to Python, or gets from Python, at once."""
+"""The maximum number of rows that Spark hands to Python, or gets from Python, at once."""
 _RECORDS, _ROW_BATCHES = {_ROWS_AT_ONCE: "20000"}, {_ROWS_AT_ONCE: "4"}
 """The settings for rows that are records, and for rows that are row batches. Each row batch has
 thousands of rows."""

@@ -21,8 +21,8 @@ from sluice.values.utc_times import AFTER_LAST, utc_datetime
 
 DAY = timedelta(hours=24)
 UNWRITTEN = "unwritten"
-"""The reason of output records that the encoder rejected or the topic does not accept; audits count
-both together."""
+"""The reason under which output records are counted that the encoder rejected, or that their topic
+does not accept. An audit has one count for both cases."""
 
 
 @dataclass(frozen=True)

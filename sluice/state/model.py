@@ -23,8 +23,9 @@ windows of a time zone, which can start before 0, start at whole seconds."""
 EntryId: TypeAlias = tuple[str, int, int]
 """The fields that identify a row of a store: key, window start, window end.
 
-The window's end is needed, too, because a store may keep a row for each session that was ever sent.
-Several of these sessions can have the same key and start.
+The window's end is needed, too: a session whose result has been sent can still be extended, and a
+store may keep a row for each of the session's results. These rows have the same key and start, but
+different ends.
 """
 
 

@@ -98,7 +98,7 @@ def may_repeat_names(data: bytes) -> bool:
 def quote_counter_of_changes(changes: type[Change[Any]]) -> Callable[[Sequence[Any]], int] | None:
     """Return a function that counts the quotation marks that the JSON of changes must have.
 
-    Return None if this number cannot be known. The marks are those of the rows, of the names of the
+    Return None if this number cannot be known. It counts the marks of the rows, of the names of the
     three fields of `Change`, and of the kind.
     """
     count_in_rows = quote_counter(row_type(changes))

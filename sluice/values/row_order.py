@@ -142,7 +142,7 @@ def turn_sql(number: int) -> str:
 
 
 def element_sql(position: str) -> str:
-    """Return SQL for the part of a path that names the array element from which a row comes.
+    """Return SQL for the part of a row's path that holds the index of the row's array element.
 
     `position` is SQL for the element's index.
     """

@@ -81,8 +81,9 @@ def stored_type(kind: Any) -> Any:
         hash(kind)
     except TypeError:
         raise TopologyError(
-            f"{kind} is not a type of values.",
-            next_step="Declare the type without annotations, such as Opened | Paid.",
+            f"{kind} cannot be the type of stored values.",
+            next_step="Declare a class or a union of classes, such as Opened | Paid, without "
+            "Annotated[...].",
         ) from None
     return _replaced_type(kind, JsonText | None)
 

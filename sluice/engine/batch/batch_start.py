@@ -54,7 +54,7 @@ class BatchStart(msgspec.Struct, frozen=True):
         ranges: Sequence[Range] = (),
         shared: Mapping[str, SharedSnapshot] = MappingProxyType({}),
     ) -> Self:
-        """Return the start of a batch, with `times` divided into those for readers and for stages.
+        """Return the start of a batch, with `times` divided for read tasks and for stages.
 
         For `read_clocks`, see `Job.read_clocks`.
         """

@@ -118,9 +118,9 @@ class RecordOutcome:
 
 
 class PassedOver:
-    """The rows that operators of a stage have passed over.
+    """The outcomes of rows that operators of a stage have not used, such as late rows.
 
-    Their records have had no other effect.
+    The records of these rows have had no other effect.
     """
 
     def __init__(self) -> None:

@@ -140,7 +140,7 @@ def _require_no_texts(lines: pa.Buffer, names: tuple[str, ...], values: pa.Struc
 
 
 def _count_strings(values: pa.Array) -> int:
-    """Return the least number of names and strings in the JSON of the values."""
+    """Return the minimum number of names and strings in the JSON of the values."""
     present = present_values(values)
     if pa.types.is_string(values.type):
         return len(present)

@@ -188,8 +188,8 @@ class OutputWriter:
 
         They are written as they were read, so they are not encoded.
         """
-        # Several groups may send their late records to one topic. The topic's records were
-        # collected together, so write them only once.
+        # Several groups may send their late records to one topic. All late records for the topic
+        # are in one list, so write the list only once.
         late_sinks: dict[str, Sink] = {}
         for group in self.job.groups:
             if group.late is not None:

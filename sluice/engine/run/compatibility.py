@@ -147,8 +147,8 @@ class StoreChanges:
                 next_step=next_step,
             )
         old, new = before.stores_by_name, now.stores_by_name
-        # A processor writes all of its stores together. So if one store has changed, all of them
-        # are recomputed.
+        # A processor fills all of its stores. So if one of its stores has changed, all of them are
+        # recomputed.
         recomputed: set[str] = set()
         for name in processors.keys() & old.keys():
             if _store_change(old[name], new[name]):

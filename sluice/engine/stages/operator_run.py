@@ -616,7 +616,7 @@ class OperatorRun:
                 yield State(number, key, None, replaces=replaced)
 
     def shared_states(self) -> Iterator[State]:
-        """Yield the states that belong to no single key: tables' copied rows, and shared state."""
+        """Yield the states that belong to no key: tables' copied rows, and shared state."""
         yield from self.copied_rows.states_to_store()
         if (shared := self.operator.shared) is not None:
             yield State(

@@ -1,8 +1,9 @@
 """Finds all results of a foreign-key join at once, for the rows of many foreign keys.
 
-A left row *stays* at a foreign key until a row replaces or removes it. Its stay begins with the row
-that makes it refer to this key, or with the batch. A change of the right row is joined with all
-left rows that stay at the key at that moment.
+A left row *stays* at a foreign key until a newer row with the same primary key replaces or deletes
+it. Its stay begins with its own arrival in the batch; if it arrived in an earlier batch, its stay
+begins with the batch. A change of the right row is joined with all left rows that stay at the key
+at that moment.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Quarantine(LedgerPart):
             return Inspection(ref, _since(connection, ref), epochs_of(connection, ref.pipeline))
 
     def conclude(self, before: Inspection, worker: int, reason: str = "") -> None:
-        """Keep readers and writers from opening the worker's shard, for this reason.
+        """Keep readers and writers from opening the worker's shard, and store the reason.
 
         If the reason is empty, let readers and writers open the shard.
 

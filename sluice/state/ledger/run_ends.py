@@ -59,7 +59,8 @@ def note_killed(
             # Somebody has run a copy of the pipeline's file by hand. This user sees the failure,
             # and the driver has noted the cause.
             return
-        # A driver counts its own run when the run ends. A killed driver could not.
+        # A driver adds its own run to the ledger when the run ends. A killed driver could not, so
+        # add its run here.
         ended_at = now()
         killed = FinishedRun(
             pipeline=pipeline,

@@ -85,7 +85,8 @@ class LocalShard(Shard):
         shard already, `anew` replaces it, and `continued` keeps its rows. If there is a shard in
         use, both raise Refused.
         """
-        # An old sealed shard may be at this address, such as one that was moved away from here.
+        # This address may still have an old, sealed shard. For example, the worker may have been
+        # moved from here to another server earlier.
         if anew or (continued and not _is_copy(url)):
             _discard_sealed(url)
         shard = cls(open_driver(url, "create"))
