@@ -30,7 +30,7 @@ LONGEST_SILENCE_S = 60.0
 _SETTINGS: Mapping[str, str | int | bool] = {
     **COMMITS_NOTHING,
     "isolation.level": "read_committed",
-    # If the records of a range are gone, the client must not continue elsewhere in the partition.
+    # If the records of a range are gone, the client must not continue at another offset.
     "auto.offset.reset": "error",
     "enable.partition.eof": True,
     "check.crcs": True,

@@ -47,7 +47,7 @@ def failures_of(
     lag_error: str = "",
     held_since: datetime | None = None,
 ) -> list[Failure]:
-    """Return the recorded failures of a pipeline, and the present failures of its input.
+    """Return the recorded failures of a pipeline, and the failures that its input has now.
 
     `lag` is None if it is unknown, and `lag_error` says why. `held_since` is the time at which the
     caller first saw that a transaction holds back records; None if no transaction does.

@@ -430,8 +430,8 @@ class Job:
 
     def step_named(self, name: str) -> Step | None:
         """Return the step with this name in counts."""
-        # A store and a topic can have the same name. The name then means the store: counts name an
-        # operator after its store.
+        # If a store and a topic have the same name, look for the store first, because counts name
+        # an operator after its store.
         for operator in self.operators:
             if operator.step.name == name:
                 return operator.step

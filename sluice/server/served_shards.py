@@ -134,7 +134,7 @@ class ServedShards:
 
     def _at_this_server(self) -> list[Placement]:
         # If the address is a loopback address such as 127.0.0.1, a server on another host may have
-        # registered it. This server does not serve that server's workers.
+        # registered it. This server must not serve the workers of that other server.
         self._is_own_address = self._ledger.servers.identity(self.host, self.port) in (
             "",
             self.identity,

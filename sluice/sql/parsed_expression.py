@@ -153,7 +153,7 @@ def _not_an_expression(text: str, error: Exception) -> TopologyError:
 def _with_backticks(text: str) -> str:
     """Return the text with backticks around words such as `größe`.
 
-    Spark needs them, sqlglot does not.
+    Spark needs the backticks, but sqlglot does not.
     """
     out, end = [], 0
     with suppress(SqlglotError):

@@ -191,7 +191,7 @@ class ModelStructs:
         if where.count(".") > _DEEPEST:
             raise TopologyError(
                 f"{where[:100]}...: a model that contains itself has no Spark SQL type.",
-                next_step="Declare the field as Any, or declare one flat list of the nested objects.",
+                next_step="Declare the field as Any, or put the nested objects into one flat list.",
             )
         _refuse_unstorable(model, where)
         fields = []

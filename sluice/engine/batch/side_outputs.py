@@ -119,7 +119,7 @@ class SideOutputs:
         self._add(Label(part), msgspec.json.encode(stats))
 
     def add_stats_of_reading(self, part: str, stats: BatchStats) -> None:
-        """Add the stats of a task that reads records. The driver gets the stream times at once."""
+        """Add the stats of a task that reads records, and pass its stream times to `note_times`."""
         self.add_stats(part, stats)
         if self.note_times is not None:
             self.note_times(stats.stream_times)

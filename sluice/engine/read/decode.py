@@ -507,7 +507,7 @@ class ValueDecoder:
     def _have_usual_years(self, values: list[Any]) -> bool:
         """Return whether all times are in the years 2 to 9998.
 
-        A change of their zone then keeps them in the years 1 to 9999.
+        If such a time is converted to another zone, it stays in the years 1 to 9999.
         """
         if self.source.contract is None:
             return True

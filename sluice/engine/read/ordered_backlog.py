@@ -151,8 +151,9 @@ class Backlog:
     def _limited_to_backlog(self, time: int, index: Offsets) -> dict[Partition, int]:
         """Return the index's offsets, limited to the backlog.
 
-        If a partition had a timestamp of at least `time` before its position, the batch takes no
-        records from it: their sequences are at least `time`, too.
+        If a record before a partition's position has a timestamp of at least `time`, the batch
+        takes no records from the partition: the sequences of the unread records are at least
+        `time`, too.
         """
         limited: dict[Partition, int] = {}
         for partition in self.partitions:

@@ -324,7 +324,7 @@ def _gained_or_lost_stores(
 ) -> Iterator[str]:
     """Yield the stores that a processor has gained or lost.
 
-    This is compatible, because a new store starts empty.
+    Such a change is compatible, because a new store starts empty.
     """
     for stores, others in ((old, new), (new, old)):
         for name, store in stores.items():

@@ -210,7 +210,7 @@ def _results_of_left(
     has_result = is_left & ~rows.is_old & rows.has_value & (had_right | is_left_join)
     is_moved = is_left & (rows.sides == MOVED)
     # For a deleted left row, the row with the new value sends the tombstone in a left join. In an
-    # inner join, the row with the old value sends it.
+    # inner join, the row with the old value sends the tombstone.
     sends_tombstone = np.where(
         rows.is_old, rows.has_value & (not is_left_join), rows.has_value | is_left_join
     )

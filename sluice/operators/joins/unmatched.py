@@ -130,7 +130,7 @@ class _Departures:
     is_outer: Mask
     """Mask of the records that are sent unmatched if nothing matches them."""
     is_past: Mask
-    """Mask of the records that their own row sends unmatched."""
+    """Mask of the records that do not wait for a match, because they are late when they arrive."""
     due: Times
     """The stream time at which each record is sent unmatched if it waits."""
     sender: Indices
@@ -197,7 +197,7 @@ class _Outcomes:
     sender: Indices
     """See `_Departures`."""
     at_once: Mask
-    """Mask of the records that their own row sends unmatched."""
+    """Mask of the records that are sent unmatched as soon as they arrive."""
     by_row: Mask
     """Mask of the records that `sender` sends unmatched."""
     by_release: Mask

@@ -50,7 +50,7 @@ class Quarantine(LedgerPart):
     def inspect(self, ref: GenerationRef) -> Inspection:
         """Return the quarantine and placements of a generation before its shards are read.
 
-        After the reading, `conclude` checks that they are still the same.
+        After the reading, `conclude` checks that quarantine and placements are still the same.
         """
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             return Inspection(ref, _since(connection, ref), epochs_of(connection, ref.pipeline))

@@ -161,5 +161,6 @@ def is_copy(own: str, folder: Path) -> bool:
     file = Path(own)
     if not own or file.is_relative_to(folder):
         return False
-    # The file may have moved to this folder. If its folder is not here, it may be on another host.
+    # The file may have moved to this folder. If the file's folder is not on this host, the file may
+    # be on another host.
     return file.exists() or not file.parent.is_dir()
