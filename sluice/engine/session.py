@@ -253,10 +253,10 @@ def prepare_for(spark: SparkSession, *, computes_sql: bool, records: int) -> Non
 def close_idle_callbacks(spark: SparkSession) -> None:
     """Close the idle connections through which Spark's threads have called this process.
 
-    py4j opens a connection for each thread of the JVM that calls Python, and a Python thread waits
-    at its other end. py4j can clean such connections up, but never does so for pinned threads. Each
-    streaming query has its own thread, so a run with many queries would have ever more connections,
-    threads, and memory of these threads.
+    For each of the JVM's threads that calls Python, py4j opens a connection, which a Python thread
+    serves. py4j can clean such connections up, but never does so for pinned threads. Each streaming
+    query has its own thread, so a run with many queries would have ever more connections, threads,
+    and memory of these threads.
     """
     gateway: Any = spark.sparkContext._gateway
     gateway.java_gateway_server.getCallbackClient().periodicCleanup()

@@ -30,7 +30,7 @@ def deadline_alert(pipeline: str, deadline_ms: int, notify: str = "") -> Deadlin
     """Return the alert for a run that has not succeeded `deadline_ms` after it was queued.
 
     Airflow calls the alert, which checks how old the data are. `notify` is the import path of an
-    async function, which is called if they are too old.
+    async function, which is called if the data are too old.
     """
     arguments = {"pipeline": pipeline, "deadline_ms": deadline_ms, "notify": notify}
     return DeadlineAlert(

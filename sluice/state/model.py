@@ -145,7 +145,8 @@ class GenerationInfo(OfGeneration, frozen=True, kw_only=True):
     """Topic or table that the pipeline writes → the fields of the values, with their types, and
     `(key)` and `(format)` of the records of a topic."""
     reads: dict[str, dict[str, list[str]]] = {}
-    """Other pipeline → its stores that this one reads, each with the types in which it is read."""
+    """Another pipeline → the stores that this pipeline reads from it, each with the types in which
+    the store is read."""
     description: str = ""
     """The topology as text."""
     picture: str = ""

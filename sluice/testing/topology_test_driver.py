@@ -80,8 +80,8 @@ class Output:
 
 
 _MOST_ROUNDS = 1_000
-"""The largest number of batches of one `commit` in which each batch reads the previous batch's
-output."""
+"""The maximum number of batches that one `commit` runs because each batch reads the output of the
+batch before."""
 _LONGEST_MS = 2**63 // 1_000
 """The limit of timestamps, because Spark stores microseconds in 64 bits."""
 

@@ -1,7 +1,7 @@
 """Interfaces between pipelines: a pipeline's topics and stores, with the fields that others use.
 
-A change that a reader cannot take is a breach of the interface. (`shared_topics` is about pipelines
-that write the same topic.)
+A change with which a reader can no longer work is a breach of the interface. (`shared_topics` is
+about pipelines that write the same topic.)
 """
 
 from __future__ import annotations

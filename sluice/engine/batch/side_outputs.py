@@ -55,8 +55,7 @@ class BatchStats(msgspec.Struct):
     """For a task with rows of several partitions: `TOPIC-PARTITION` → the counts of that
     partition."""
     row_bytes: dict[str, int] = {}
-    """For a task that holds all of its rows in memory at once: the kind of the task → the size of
-    these rows."""
+    """Kind of a task that holds all of its rows in memory at once → the size of its rows."""
     step_rows: dict[str, int] = {}
     """The numbers of rows that steps have received, and of their results (`plan/step_counts.py`).
     """

@@ -546,7 +546,7 @@ class ValueDecoder:
     def _collectors(
         self, kind: type[msgspec.inspect.Type]
     ) -> list[tuple[str, Callable[[Sequence[Any]], list[Any]]]]:
-        """Return, for each part of the contract that has this kind, its path and its collector."""
+        """Return the path and the collector of each part of the contract that has this kind."""
         collectors: list[tuple[str, Callable[[Sequence[Any]], list[Any]]]] = []
         for part in contract_parts.parts_of(self.source.value_class):
             if isinstance(part.kind, kind):

@@ -463,7 +463,7 @@ class JobRun:
         """
         formerly = ledger.renames.former_names(self.job.pipeline.name)
         for former in formerly:
-            # Under the former name, runs failed until the file had the new name.
+            # Runs under the former name have failed while the file still had that name.
             ledger.failures.clear(former, *KINDS)
         writers = table_sinks(self.job, self.settings, spark, formerly)
         published: Published | None = None

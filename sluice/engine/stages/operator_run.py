@@ -45,8 +45,8 @@ from sluice.values.windowed_keys import split_windowed_key
 _NUMBER = "number"
 """The name of a column with the numbers of rows."""
 _ROWS_UNCHECKED = 100
-"""Each time that a task has processed this many rows, it checks whether it has so many results that
-it must pass them on."""
+"""Each time that a task has processed this many rows, it checks whether it holds too many results
+and must pass them on."""
 
 
 class OperatorRun:

@@ -620,7 +620,7 @@ def _result_columns(
 
 
 def _numbers_within(causes: Indices) -> Indices:
-    """Return the number of each result among its cause's results, which follow each other."""
+    """Return numbers from 0 for the results of each cause, which follow each other."""
     indices = np.arange(len(causes))
     is_first = np.diff(causes, prepend=-1) != 0
     return indices - np.maximum.accumulate(np.where(is_first, indices, 0))

@@ -230,7 +230,7 @@ def _results_of_right(
     *,
     is_left_join: bool,
 ) -> Results:
-    """Return a result for each change of a right row and each left row that stays at its key."""
+    """Return a result for each pair of a changed right row and a left row that stays at its key."""
     left, right = pa.array(stays), pa.array(right_rows)
     joined = joined_texts(changes.values.take(left), rows.columns["value"].take(right))
     values = pc.if_else(pa.array(rows.has_value[right_rows] | is_left_join), joined, None)

@@ -106,7 +106,7 @@ def gone_files(
 
     `files` maps each pipeline that has run to the path of its file in its newest run. `found` are
     the pipelines that the files in `folder` define. A pipeline of another folder counts only if
-    this process sees that its file is gone from there.
+    this process sees the folder, and its file is gone.
     """
     gone: dict[str, SluiceError] = {}
     for name, path in files.items():

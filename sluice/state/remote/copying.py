@@ -113,7 +113,8 @@ class ShardCopy:
                 return self._fill(self._target, published, stop_writers, let_write)
             except DamagedState as error:
                 if not is_continued:
-                    # This copy is new. Another new copy would differ in the same way.
+                    # This copy was made from the beginning, so another new copy would differ in the
+                    # same way.
                     raise
                 self.why_replaced = error.detail
         self.close()
