@@ -114,7 +114,7 @@ class Queries:
     async def overview(self) -> list[Overview]:
         """Return each pipeline's health, unread records, last run and dead letters.
 
-        The worst health comes first. The dead letters are those of the last 24 hours.
+        The worst health comes first. Dead letters are counted over the last 24 hours.
         """
         return await self._send(_query("/sluice/v1/overview", list[Overview]))
 

@@ -188,7 +188,7 @@ class Job:
 
     @property
     def _sources(self) -> Iterator[Source]:
-        """Yield the sources of streams, then those of global tables."""
+        """Yield the sources of streams, then the sources of global tables."""
         yield from self.streams
         for table in self.tables:
             yield table.source

@@ -83,7 +83,7 @@ class Edge:
     results_of: frozenset[int] = frozenset()
     """The operators from whose results the rows are made."""
     takes_latest: bool = False
-    """Whether the edge leaves out late updates of a versioned table. They have a separate
+    """Whether the edge leaves out late updates of a versioned table. Late updates have a separate
     output."""
     is_json: bool = False
     """Whether the SQL of the value is JSON already."""

@@ -51,7 +51,7 @@ SESSION: Mapping[str, str] = {
     "idle_session_timeout": "0",
     "transaction_timeout": "0",
 }
-"""Settings that override those of the server, of the database and of the role."""
+"""Settings that override the settings of the server, of the database and of the role."""
 _SINCE = {"idle_session_timeout": 140_000, "transaction_timeout": 170_000}
 """Setting → the first version of PostgreSQL that has it."""
 

@@ -388,9 +388,9 @@ class TopologyTestDriver:
     def store_headers(self, name: str) -> dict[Any, Any]:
         """Return the headers of a store's rows by key.
 
-        The pipeline's `keep_headers` must name the store. The dictionary's keys are those of
-        `store`. In a processor's store, each value of a key has its own headers: the result has,
-        for each key, a dictionary from the value's name to its headers.
+        The pipeline's `keep_headers` must name the store. The dictionary has the same keys as the
+        result of `store`. In a processor's store, each value of a key has its own headers: the
+        result has, for each key, a dictionary from the value's name to its headers.
         """
         self.store(name)
         store = self._run.stores[name]

@@ -428,7 +428,7 @@ def _parts(kind: Any) -> Iterator[Any]:
 
 
 def _parts_of_values(kind: Any) -> Iterator[Any]:
-    """Yield a stored type and the types within it, including those of the fields of Structs."""
+    """Yield a stored type and the types within it, including the types of Structs' fields."""
     for part in _parts(kind):
         yield part
         if _is_stored(part):

@@ -1,13 +1,12 @@
 """Decides each record's outcome: applied if the record has any effect, or else the first reason.
 
 The task that reads a record knows the outcome of most records. But only the task of an operator
-knows whether the operator uses a record: the record may be late for a session, or repeat an id. If
-a record only gives rows for operators, it therefore counts as applied at first. Each of these rows
-has a number, `undecided`. It encodes how many rows for operators the record has, and the record's
-outcome if no operator uses any of them. An operator reports the rows that it passes over. If such a
-row is its record's only row, the operator's task corrects the counts. Otherwise, the driver
-corrects the counts if all rows of the record were passed over, perhaps by operators of different
-workers.
+knows whether the operator uses a record: the record may be late for a session, or repeat an id.
+Therefore, a record that gives rows only for operators counts as applied at first. Each of these
+rows has a number, `undecided`. It encodes how many rows for operators the record has, and the
+record's outcome if no operator uses any of them. An operator reports the rows that it does not use.
+If such a row is its record's only row, the operator's task corrects the counts. Otherwise, the
+driver corrects the counts if no operator, on any worker, has used a row of the record.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ OF_WORKERS = (DUE, WALL)
 
 
 def times_of_operators(times: Mapping[str, int]) -> dict[str, int]:
-    """Return the stream times that a snapshot shows: those of operators.
+    """Return the operators' stream times, which a snapshot shows.
 
     The other times, such as when each partition last had a record, depend on where batches end.
     """

@@ -364,7 +364,7 @@ class TransactionalOutput:
 
     @property
     def _earlier_ends(self) -> Positions:
-        """The end offsets of all earlier batches, including those of earlier generations."""
+        """The end offsets of all earlier batches, including batches of earlier generations."""
         if self.newest_marker is None:
             return {}
         return self.newest_marker.with_earlier.ends

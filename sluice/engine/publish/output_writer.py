@@ -102,7 +102,7 @@ class OutputWriter:
     def dead_letters(self, output: BatchOutput) -> list[pa.Table]:
         """Return the dead letters that `write` must get.
 
-        These are the dead letters of tasks, and those of steps after operators and stores.
+        These are the dead letters of tasks, and of steps after operators and stores.
         """
         of_tasks = output.collected.records(self.job.pipeline.dead_letters)
         return [*of_tasks, with_record_headers(output.dead_letters, self.destinations.headers_at)]

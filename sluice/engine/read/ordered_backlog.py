@@ -7,8 +7,8 @@ several small batches give the same results as one large batch.
 A batch ends at a time T: it takes all records with a sequence below T. Kafka's index of timestamps
 finds a suitable T in a few requests. But the index includes transaction markers and aborted
 records. Readers of committed records do not see these, and their timestamps may be years later than
-those of the neighbouring records. The search therefore continues in the records themselves, from
-the offset that the index gives.
+the timestamps of the neighbouring records. The search therefore continues in the records
+themselves, from the offset that the index gives.
 """
 
 from __future__ import annotations

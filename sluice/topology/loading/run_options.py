@@ -90,7 +90,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def over(self, others: RunOptions) -> RunOptions:
         """Return these options. Options that are None are taken from `others`.
 
-        Tags, Spark settings and settings of the executor are added to those of `others`.
+        Tags, Spark settings and settings of the executor are added to the ones in `others`.
         """
         given: dict[str, object] = {}
         for name in self.__struct_fields__:
