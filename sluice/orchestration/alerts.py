@@ -69,7 +69,7 @@ async def alert(
 ) -> str:
     """Record that a pipeline's data are too old, and call `notify`.
 
-    Do neither if the newest snapshot is newer than `since`. Alerts only once until a run has read
+    Do nothing if the newest snapshot is newer than `since`. Alerts only once until a run has read
     all records. Returns a sentence about the outcome.
     """
     run = str((context.get("dag_run") or {}).get("dag_run_id", ""))

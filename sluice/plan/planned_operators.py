@@ -238,7 +238,7 @@ class PlannedOperator:
 
     @property
     def timed_sides(self) -> tuple[int, ...]:
-        """The sides that have their own stream time, besides the one that all sides share."""
+        """The sides that have their own stream time, besides the stream time of all sides."""
         if self.joins_versions:
             return LEFT, RIGHT
         return tuple(edge.side for edge in self.edges if COGROUPED <= edge.side < READ)

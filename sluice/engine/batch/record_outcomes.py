@@ -62,7 +62,7 @@ PASSED_OVER: Mapping[str, Outcome] = {
     "no_window": Outcome.NO_WINDOW,
     "duplicate": Outcome.DUPLICATE,
 }
-"""Reason why operators have passed over all rows of a record → the record's outcome.
+"""Reason why operators have not used any row of a record → the record's outcome.
 
 Late rows are reported separately, because a row may be late for some windows only.
 """
@@ -71,7 +71,7 @@ _SCALE = 16
 """`undecided` is the number of a record's rows times this factor, plus the record's outcome if no
 operator uses any of these rows."""
 UNDECIDED = pa.schema([("origin", pa.int64()), ("rows", pa.int32()), ("outcome", pa.int8())])
-"""The schema of reports of rows that were passed over. The record of such a row has several
+"""The schema of reports of rows that no operator has used. The record of such a row has several
 rows."""
 
 
@@ -128,7 +128,7 @@ class PassedOver:
         self._reports: list[pa.RecordBatch] = []
 
     def add(self, origins: Integers, undecided: Integers, outcomes: Integers) -> None:
-        """Add rows that operators have passed over.
+        """Add rows that operators have not used.
 
         `undecided` is 0 for a row whose record has another effect, or that comes from no record.
         """

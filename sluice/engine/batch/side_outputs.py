@@ -144,7 +144,7 @@ class SideOutputs:
         return page
 
     def add_undecided(self, part: str, reports: pa.Table) -> None:
-        """Add reports of rows that operators have passed over (see `record_outcomes`)."""
+        """Add reports of rows that operators have not used (see `record_outcomes`)."""
         for page, rows in enumerate(_pages(reports)):
             self._add(Label(f"{_UNDECIDED}{part}", page=page), pack_table(rows))
 

@@ -64,8 +64,8 @@ PIECE = 4_000
 """How many texts are read at once. One invalid text makes a whole piece slow, and each piece has a
 fixed cost: the time of about 250 texts."""
 _MOST_MISSES = 3
-"""After this many pieces in a row that cannot be read, no more pieces are tried, because most of
-them probably cannot be read, either."""
+"""After this many consecutive pieces that cannot be read, stop trying, because most further pieces
+probably cannot be read, either."""
 _SAMPLE_EVERY = 100
 """Of this many texts, one is examined for fields that the contract lacks."""
 _MOST_PARTS = 500
