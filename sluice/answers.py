@@ -456,7 +456,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     newest_event: datetime | None
     """The largest event time in the newest snapshot; None if no record had an event time."""
     records: list[int]
-    """The number of records of each of the newest 30 batches, oldest first."""
+    """The number of records in each of the newest 30 batches, oldest first."""
     tags: list[str]
     """The tags of the pipeline's DAG in Airflow, apart from Sluice's own tags."""
     owner: str
@@ -541,7 +541,8 @@ class HistoryColumn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     phases: dict[str, float] = {}
     """Phase → its mean seconds in these batches."""
     freshness_seconds: float | None = None
-    """The largest age that the newest event had when one of these batches was published."""
+    """How old the newest event was when a batch was published: the largest value of these
+    batches."""
     read: dict[str, int] = {}
     written: dict[str, int] = {}
     late: dict[str, int] = {}
@@ -551,11 +552,11 @@ class HistoryColumn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     runs: int = 0
     failed_runs: int = 0
     cpu_seconds: float = 0.0
-    """The CPU time of these runs. The time of a killed driver is unknown, and counts as 0."""
+    """The CPU time of the runs. The time of a killed driver is unknown, and counts as 0."""
     memory_bytes: int | None = None
     """The largest peak memory of a run; None if it is unknown."""
     state_bytes: int | None = None
-    """The size of all shards after the last of these runs; None if it is unknown."""
+    """The size of all shards after the last of the runs; None if it is unknown."""
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
@@ -700,11 +701,11 @@ class DeadLetterGroup(msgspec.Struct, frozen=True, kw_only=True):
     """The step that failed; an empty text for records that no step has processed."""
     count: int
     redriven: int
-    """How many of these dead letters were re-driven."""
+    """How many of the dead letters with this reason and step were re-driven."""
     failed_again: int
     """How many of the re-driven records have become dead letters again."""
     example: DeadLetter
-    """The newest of these dead letters."""
+    """The newest dead letter with this reason and step."""
 
 
 class DeadLetters(msgspec.Struct, frozen=True):

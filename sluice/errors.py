@@ -210,7 +210,7 @@ class RegistryAway(EngineError):
     """The schema registry does not answer, or refuses the request.
 
     No record is rejected because of that: the run waits, and reads the same records again. If the
-    registry stays away for minutes, the run fails, and is repeated.
+    registry does not answer for minutes, the run fails, and is repeated.
     """
 
     status = 503

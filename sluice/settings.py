@@ -49,7 +49,7 @@ from sluice.support import masking
 _TOKEN_LENGTH = 16
 _MOST_DIGITS = 12
 LEAST_MEMORY_MB, MEMORY_MB = 1_200, 1_500
-"""The least memory that a run may get, and the default."""
+"""The smallest memory that a run may get, and the default."""
 OFF, USE_WARM, START_WARM = "off", "use", "start"
 """The values of SLUICE_WARM: use no warm driver, use one if it runs, or start one if none does."""
 _CONNECTION = "SLUICE_CONNECTION_"

@@ -302,8 +302,8 @@ def submission(
     """Yield the spark-submit command of a run; the block must last until the command has ended.
 
     `delta` says whether the pipeline writes Delta tables, for which Spark needs more jars and
-    settings. `runs_at_once` is the most runs that share the JVM. If it is more than one, the master
-    must be local. Each run then gets the number of threads that the master names.
+    settings. `runs_at_once` is the maximum number of runs that share the JVM. If it is more than
+    one, the master must be local. Each run then gets the number of threads that the master names.
 
     Raise SettingsError if Delta Lake's jars are missing, or if the settings ask for the deploy
     mode cluster.

@@ -51,8 +51,8 @@ STORES = "/sluice/v1/stores"
 _ERRORS: dict[int, type[SluiceError]] = {
     error.status: error for error in (Refused, NotFound, Gone, NotReached, Busy, StateError)
 }
-# Airflow answers 401 if the log-in is missing or invalid; a proxy answers 502 if its server is
-# away.
+# Airflow answers 401 if the log-in is missing or invalid; a proxy answers 502 if its server does
+# not answer.
 _ERRORS |= {401: Refused, 502: StateError}
 """Status of a response → the error that the client raises. All other errors become QueryError."""
 _QUERY_LENGTH = 6_000
@@ -114,7 +114,7 @@ class Queries:
     async def overview(self) -> list[Overview]:
         """Return each pipeline's health, unread records, last run and dead letters.
 
-        The worst health comes first. The dead letters are those of the last 24 hours.
+        The worst health comes first. Dead letters are counted over the last 24 hours.
         """
         return await self._send(_query("/sluice/v1/overview", list[Overview]))
 

@@ -1,4 +1,4 @@
-"""`sluice libraries`: the libraries of single pipelines, which sluice.toml names."""
+"""`sluice libraries`: the libraries that sluice.toml names for individual pipelines."""
 
 from __future__ import annotations
 

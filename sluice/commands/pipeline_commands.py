@@ -220,7 +220,7 @@ def _print_comparison(planned: Plan, compared: Comparison) -> None:
 
 
 def _check_readers(plans: Sequence[Plan], *, is_complete: bool) -> list[SluiceError]:
-    """Return an error for each pipeline that breaks what other pipelines read of it.
+    """Return an error for each pipeline whose change breaks other pipelines that read from it.
 
     `is_complete`: whether `plans` has the plans of all files.
     """

@@ -1,4 +1,4 @@
-"""Checks before a deployment that a changed pipeline keeps everything that others read of it.
+"""Checks before a deployment that a changed pipeline breaks no pipeline that reads from it.
 
 The ledger knows the readers that have run. The others are found in the folder's files.
 """

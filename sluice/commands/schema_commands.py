@@ -56,7 +56,7 @@ def pull(
             code = python_code(origin, subject, schema.version)
         except SchemaError as error:
             raise TopologyError(
-                f"There are no Structs for {schema}: {error}.",
+                f"Sluice cannot make Structs for {schema}: {error}.",
                 next_step="Declare a class with the fields that the pipeline reads.",
             ) from None
         out.print(code, markup=False, soft_wrap=True, end="")

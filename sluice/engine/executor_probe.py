@@ -28,7 +28,7 @@ class Finding:
     error: str = ""
     """What is wrong; empty if the check has passed."""
     differs: bool = False
-    """Whether the finding differs from that of the driver's host, without being an error."""
+    """Whether the finding differs from the finding on the driver's host, but is not an error."""
 
     @property
     def result(self) -> str:

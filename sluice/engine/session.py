@@ -70,7 +70,7 @@ INTERPRETED = {
 Java code for them."""
 COMPILED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
 _ROWS_AT_ONCE = "spark.sql.execution.arrow.maxRecordsPerBatch"
-"""The most rows that Spark hands to Python, or gets from Python, at once."""
+"""The maximum number of rows that Spark hands to Python, or gets from Python, at once."""
 _RECORDS, _ROW_BATCHES = {_ROWS_AT_ONCE: "20000"}, {_ROWS_AT_ONCE: "4"}
 """The settings for rows that are records, and for rows that are row batches. Each row batch has
 thousands of rows."""
@@ -253,10 +253,10 @@ def prepare_for(spark: SparkSession, *, computes_sql: bool, records: int) -> Non
 def close_idle_callbacks(spark: SparkSession) -> None:
     """Close the idle connections through which Spark's threads have called this process.
 
-    py4j opens a connection for each thread of the JVM that calls Python, and a Python thread waits
-    at its other end. py4j can clean such connections up, but never does so for pinned threads. Each
-    streaming query has its own thread, so a run with many queries would have ever more connections,
-    threads, and memory of these threads.
+    For each of the JVM's threads that calls Python, py4j opens a connection, which a Python thread
+    serves. py4j can clean such connections up, but never does so for pinned threads. Each streaming
+    query has its own thread, so a run with many queries would have ever more connections, threads,
+    and memory of these threads.
     """
     gateway: Any = spark.sparkContext._gateway
     gateway.java_gateway_server.getCallbackClient().periodicCleanup()

@@ -1,8 +1,8 @@
 """A JVM whose Spark several processes use at the same time.
 
 The process that keeps the JVM (`JvmKeeper`) has the first Spark session. For each process that asks
-for a session, the keeper creates another one, and a py4j server in the JVM that only this process
-can use. So a process has its own settings, temporary views, connections and callbacks. When the
+for a session, the keeper creates a session, and a py4j server in the JVM. Only this process can use
+the server. So a process has its own settings, temporary views, connections and callbacks. When the
 process has ended, for whatever reason, the keeper cancels the jobs that the process still has in
 Spark.
 """

@@ -37,8 +37,8 @@ def prepare(
     The forked process waits until Spark starts this program, and ends after the block if Spark has
     not started it before. Call this function in a process without other threads. The daemon has the
     environment with which Spark starts this program. If the JVM belongs to a warm driver, pass its
-    environment as `environment_of_jvm`. The daemon then gets this process's variables, and only
-    those of Spark's variables that the JVM did not start with.
+    environment as `environment_of_jvm`. The daemon then gets this process's variables. Of Spark's
+    variables, it gets only those that the JVM's own environment lacks.
     """
     path = os.environ.get(PREPARED_DAEMON)
     if not path:

@@ -26,10 +26,11 @@ _OUTPUTS = (
 _PAGES = ("cart", "help", "home", "news")
 _BAD_EVERY = 100
 _DISORDER_MS = 10_000
-"""A visit that is not late may be at most this much older than the visits before it. This is less
-than the windows' grace."""
+"""The timestamp of an on-time visit is at most this far behind the timestamps of the visits sent
+before it. This is less than the windows' grace."""
 _LATE_MS = 600_000
-"""A late visit is this much older than the visits before it. So it is late for every window."""
+"""The timestamp of a late visit is this far behind the timestamps of the visits sent before it. So
+the visit is late for every window."""
 _SIZE_MS, _ADVANCE_MS, _GRACE_MS, _GAP_MS = 60_000, 30_000, 15_000, 30_000
 _HOUR_MS = 3_600_000
 
@@ -215,9 +216,9 @@ def _by_page(visits: Iterable[Visit]) -> dict[str, list[int]]:
 
 
 def _in_utc(value: Any) -> Any:
-    """Return a visit with its time in a single format, because programs write times differently.
+    """Return a visit with its time in the format that all visits get here.
 
-    Counts are unchanged.
+    Programs write times differently. Counts are unchanged.
     """
     if not isinstance(value, dict):
         return value

@@ -15,8 +15,8 @@ HELD_SECONDS = 40.0
 class HeldPartitions:
     """Remembers when this process first saw each open transaction that holds back records.
 
-    Kafka does not say when a transaction began. The timestamps of its records do not say so either,
-    because producers choose them, and may set event times.
+    Kafka does not say when a transaction began. The timestamps of the transaction's records do not
+    say it either, because producers choose the timestamps, and may set event times.
     """
 
     def __init__(self) -> None:

@@ -30,7 +30,7 @@ LONGEST_SILENCE_S = 60.0
 _SETTINGS: Mapping[str, str | int | bool] = {
     **COMMITS_NOTHING,
     "isolation.level": "read_committed",
-    # If the records of a range are gone, the client must not continue elsewhere in the partition.
+    # If the records of a range are gone, the client must not continue at another offset.
     "auto.offset.reset": "error",
     "enable.partition.eof": True,
     "check.crcs": True,
@@ -45,8 +45,8 @@ _RUN_AGAIN = (
     "Run the pipeline again: the run checks its topics first, and its error says what you can do."
 )
 _QUESTION_S = 5.0
-"""After this silence, the reader asks a broker whether the topics exist and may be read. A broker
-learns of new partitions within a second."""
+"""If the brokers have sent nothing for this many seconds, the reader asks one of them whether the
+topics exist and may be read. A broker learns of new partitions within a second."""
 _STATISTICS_MS = 5_000
 _ANSWER_S = 5.0
 _WAIT_S = 0.05
@@ -181,7 +181,8 @@ class RangeReader:
                         records.append(message)
                     else:
                         others.append(message)
-            # Free the messages. Otherwise, the records of two calls would be in memory together.
+            # Free the messages. Otherwise, the records of two calls would be in memory at the same
+            # time.
             del messages
             if records:
                 at_once = _count_at_once(records)

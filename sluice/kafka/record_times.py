@@ -14,8 +14,8 @@ from sluice.values.record_places import Partition
 from sluice.values.utc_times import utc_datetime
 
 _MOST_BYTES = 65_536
-"""The most bytes that a request fetches from a partition. A broker sends a larger record
-nevertheless."""
+"""The maximum number of bytes that a request fetches from a partition. A broker sends a larger
+record nevertheless."""
 
 
 class OldestUnread:

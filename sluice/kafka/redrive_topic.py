@@ -1,8 +1,8 @@
 """The topic with a marker for each re-driven dead letter, and the record of this topic's id.
 
 If this topic were lost unnoticed, the next re-drive would write every record to its source topic a
-second time. Therefore the topic's id is in the topic of the pipeline's batches, `PIPELINE_markers`,
-under a key that no batch has.
+second time. Therefore its id is a record in the topic with the markers of the pipeline's batches,
+`PIPELINE_markers`, under a key that no batch has.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def require_redrive_topic(kafka: Mapping[str, str], pipeline: str, producer: Pro
 
 
 def accept_redrive_topic(kafka: Mapping[str, str], pipeline: str) -> str | None:
-    """Accept the present topic for the next re-drive, even if the earlier topic was deleted.
+    """Accept the topic as it is now for the next re-drive, even if the earlier topic was deleted.
 
     Returns the topic's name if it was deleted, or else None.
     """

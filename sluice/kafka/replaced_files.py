@@ -73,7 +73,7 @@ class LastingAdmin:
         self._client = silent_admin(kafka)
 
     def client(self) -> AdminClient:
-        """Return a client with the present files.
+        """Return a client that has read the files as they are now.
 
         As long as the new files are unusable, returns the client with the old files.
         """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _ANSWER_S = 5.0
 _KEPT_S = 10
-"""How long an answer is cached. A trigger needs it every few seconds."""
+"""How long an answer is cached. A trigger needs an answer every few seconds."""
 _MOST_BYTES = 1_000_000
 _LONGEST_REASON = 300
 _PREFIX = "sasl.oauthbearer."

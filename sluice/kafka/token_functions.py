@@ -152,8 +152,8 @@ def _imported(name: str) -> TokenFunction:
         raise SettingsError(
             f"The function {name} in the Kafka setting {FUNCTION} cannot be imported: "
             f"{sentence(error)}",
-            next_step="Install the function's package here and, on a cluster, on each executor's "
-            "host.",
+            next_step="Install the function's package on this host and, on a cluster, on each "
+            "executor's host.",
         ) from None
     if not callable(found):
         raise SettingsError(

@@ -454,7 +454,9 @@ def _pairs(headers: Any) -> Headers:
 def records_at(
     kafka: Mapping[str, str], places: Iterable[Place]
 ) -> Iterator[tuple[Place, Message]]:
-    """Yield the committed records at these places, with their places. Leave out lost records.
+    """Yield the committed records at these places, with their places.
+
+    Leave out a place if Kafka has deleted its record, or if the record's transaction was aborted.
 
     Raises BrokersUnreachable if no broker answers, and EngineError if a topic cannot be read.
     """

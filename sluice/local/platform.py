@@ -265,8 +265,9 @@ def clear(home: Path) -> None:
 def _is_ours(session: int, created: float) -> bool:
     """Return whether the processes with this session id belong to the recorded session.
 
-    If the session's first process has ended, the processes belong to the recorded session. A
-    session's id is not used again while any of its processes is alive.
+    A session's id is the id of its first process, and is not used again while any process of the
+    session is alive. So if the first process has ended, the remaining processes belong to the
+    recorded session.
     """
     try:
         return psutil.Process(session).create_time() == created

@@ -174,7 +174,7 @@ class DatabaseTable:
             return _engine(self.connection.name, self.connection.engine_url())
         except (NoSuchModuleError, ImportError) as error:
             raise SettingsError(
-                f"The database of connection {self.connection.name!r} has no driver here: "
+                f"The database of connection {self.connection.name!r} has no driver on this host: "
                 f"{sentence(error)}",
                 next_step=(
                     "Install the driver's package wherever Sluice is installed, also on the hosts "

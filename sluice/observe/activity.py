@@ -1,6 +1,6 @@
 """Who did what to a pipeline, and when: from the ledger, Airflow's runs, and the pipeline's runs.
 
-Airflow knows which user started a run there. Nobody records who changed a pipeline's file or
+Airflow knows which user started a run in Airflow. Nobody records who changed a pipeline's file or
 installed another version of Sluice, but the next run shows the change.
 """
 

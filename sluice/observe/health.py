@@ -47,7 +47,7 @@ def failures_of(
     lag_error: str = "",
     held_since: datetime | None = None,
 ) -> list[Failure]:
-    """Return the recorded failures of a pipeline, and the present failures of its input.
+    """Return the recorded failures of a pipeline, and the failures that its input has now.
 
     `lag` is None if it is unknown, and `lag_error` says why. `held_since` is the time at which the
     caller first saw that a transaction holds back records; None if no transaction does.
@@ -102,9 +102,8 @@ def input_away(
 ) -> InputAway:
     """Return the error for topics that do not exist, or for brokers that do not answer.
 
-    `read` has the offsets up to which the pipeline has read its topics. A missing topic that has
-    such offsets was deleted, unless it is one of the topics in `denied`, which Sluice may not
-    describe.
+    `read` has the offsets up to which the pipeline has read its topics. A missing topic with such
+    offsets was deleted, unless the topic is in `denied`: Sluice may not describe these topics.
     """
     if not missing:
         return InputAway(lag_error)

@@ -1,7 +1,7 @@
 """Checks of this host: whether state servers answer it, its disks have space, its clock is right.
 
 Triggers, state servers and `sluice status` make these checks. They record problems as failures in
-the ledger, so that all of them report the same beginning of a failure.
+the ledger, so that all of them report the same time at which a failure began.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from sluice.values.utc_times import AFTER_LAST, utc_datetime
 
 DAY = timedelta(hours=24)
 UNWRITTEN = "unwritten"
-"""The reason of output records that the encoder rejected or the topic does not accept; audits count
-both together."""
+"""The reason under which output records are counted that the encoder rejected, or that their topic
+does not accept. An audit has one count for both cases."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ def run_figures(ledger: Ledger, pipeline: str, run: str) -> dict[str, Any]:
 def run_audits(ledger: Ledger, pipeline: str, run: str) -> list[Audit]:
     """Return the audits of a run's batches, oldest first.
 
-    The audits are those of the newest generation that the run has published. This need not be the
+    The audits belong to the newest generation that the run has published. This need not be the
     current generation: a replay publishes a generation beside it. A run that restores damaged state
     publishes a new generation, which becomes current.
     """
@@ -293,7 +293,7 @@ def _passed_over(counts: Mapping[str, int]) -> dict[str, int]:
 def newest_event(snapshot: Snapshot) -> datetime | None:
     """Return the largest event time up to a snapshot.
 
-    Return None if no record had one, or if Python's calendar does not include it.
+    Return None if no record had an event time, or if Python's calendar does not include it.
     """
     newest = max(snapshot.stream_times.values(), default=None)
     if newest is None or not 0 <= newest < AFTER_LAST:

@@ -18,8 +18,8 @@ _SELECTOR = re.compile(r"\b(sluice_[a-z0-9_]+)(?:\{([^}]*)\})?")
 def alert_rules(owner: str = "", pipelines: Sequence[str] = ()) -> str:
     """Return the rules for Prometheus, as YAML.
 
-    If `owner` is given, return only the rules about single pipelines, limited to `pipelines` and
-    with the label `owner`. The other rules are about hosts, which all owners share.
+    If `owner` is given, return only the rules about individual pipelines, limited to `pipelines`
+    and with the label `owner`. The other rules are about hosts, which all owners share.
     """
     text = RULES.read_text()
     if not owner:

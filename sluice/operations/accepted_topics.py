@@ -31,9 +31,8 @@ def accept_topics(
     Return those that were deleted, or that have lost the newest marker.
 
     If `restored` is set, the topics have all of their records again. Otherwise, the next run
-    creates the
-    missing topics. If this run repeats a batch whose driver has ended, it writes the batch's
-    records to these topics again.
+    creates the missing topics. If the next run repeats a batch whose driver has ended, it writes
+    the batch's records to the new topics again.
 
     If the markers are lost, the ledger tells which batch was published last. If a later batch was
     begun, its output may have been written already, and the next run writes it again. In this case,

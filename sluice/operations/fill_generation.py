@@ -72,11 +72,11 @@ class _Group:
 
     number: int
     inputs: tuple[_Input, ...]
-    """The groups from which the values come. There are several if stores now share rows that were
-    separate before, or if some stores are kept and others computed."""
+    """The groups from which the values come. There are several groups if stores now share rows that
+    were separate before, or if some stores are kept and others computed."""
     columns: tuple[tuple[int, int], ...]
     """For each store: the index in `inputs` of the group with the store's value, and the value's
-    column there."""
+    column in this group."""
     missing: tuple[bytes, ...]
     """For each store, the value of a key for which it has read no record."""
 

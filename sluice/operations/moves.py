@@ -6,8 +6,8 @@ registers the new placement. The old shard stays sealed, and its server answers 
 readers have seen the new placement.
 
 The ledger registers the new placement only if the worker's placement has not changed since the move
-began. Therefore, if the placement changes while a move is paused, the move neither puts the worker
-back to an old copy, nor seals or unseals a shard.
+began. Therefore, if the placement changes while a move is paused, the move does not put the worker
+back to an old copy, and does not seal or unseal a shard.
 """
 
 from __future__ import annotations

@@ -28,10 +28,10 @@ class NewInstallation:
         self._copies: list[ShardCopy] = []
 
     def finish_interrupted(self, *, next_step: str) -> bool:
-        """Finish a copy that was interrupted after its ledger was copied.
+        """Finish a copy of an installation that was interrupted after the ledger was copied.
 
         Return whether there was such a copy. Raise Refused, with `next_step`, if the ledger has
-        pipelines that come from elsewhere.
+        pipelines that do not come from such a copy.
         """
         pipelines = self._target.generations.pipelines()
         if not pipelines:

@@ -70,9 +70,9 @@ class Rebuild:
 
     If `from_topics` is set, the rebuild may read fewer records than the old generation, because the
     topics may have deleted some. `run` promotes the new generation at once, and runs wait for it.
-    `replay` builds the new generation beside the current generation while runs go on. The new
-    generation stays there until it is dropped or promoted. `promote` repeats the batches that were
-    published meanwhile, and then makes the new generation current.
+    `replay` builds the new generation beside the current generation while runs go on. Both
+    generations exist until the new one is dropped or promoted. `promote` repeats the batches that
+    runs have published since the replay, and then makes the new generation current.
 
     If `only` is given, these methods raise LeaseError if generation `only` is not current any more.
     `why` is
@@ -700,7 +700,7 @@ def _stops(written: Positions, firsts: Mapping[Partition, int]) -> dict[Partitio
 def is_promoted(ledger: Ledger, current: GenerationRef) -> bool:
     """Return whether nothing is left to promote.
 
-    If so, the current generation is the last generation that a replay built.
+    The current generation is then the newest generation, and a replay has built it.
     """
     new = ledger.generations.new(current.pipeline)
     # Numbers are never used twice. If the next number follows the current generation's number, no

@@ -150,7 +150,7 @@ def remove(
 
 
 def _renamed_to(ledger: Ledger, pipeline: str) -> str:
-    """Return the present name of a renamed pipeline; an empty text if it was not renamed.
+    """Return the current name of a renamed pipeline; an empty text if it was not renamed.
 
     Raise Refused if the pipeline still needs its former name: its next run takes over the tables
     that it has written under this name.

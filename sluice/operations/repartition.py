@@ -54,7 +54,7 @@ class RepartitionResult:
     generation: int
     workers: int
     rows: int | None
-    """None if the pipeline already had this number of workers. Nothing was moved then."""
+    """None if the pipeline already had this number of workers, so that nothing was moved."""
 
 
 def repartition(

@@ -4,8 +4,7 @@ A promotion keeps the generation that was current before, until the next replay 
 generation number is never used twice: the markers say which generation has written output last. So
 a rollback copies the earlier generation's shards to a generation with a new number. This generation
 reads the batches that were published since, without output, and is promoted. The pipeline's file
-must be
-that of the earlier generation again.
+must be the earlier generation's file again.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ log = structlog.get_logger()
 def roll_back(rebuild: Rebuild) -> int:
     """Make the generation before the current one current again. Return its new number.
 
-    Raise EngineError if no earlier generation is kept; Refused if the pipeline's file is not that
-    of the earlier generation; LeaseError while a driver runs; InputError if the topics have lost
+    Raise EngineError if no earlier generation is kept; Refused if the pipeline's file is not the
+    earlier generation's file; LeaseError while a driver runs; InputError if the topics have lost
     records that the earlier generation has not read.
     """
     settings, name = rebuild.settings, rebuild.job.pipeline.name

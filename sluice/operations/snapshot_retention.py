@@ -91,9 +91,9 @@ def merge_history(ledger: Ledger, pipeline: str, begins: Offsets) -> int:
 
     Return by how many batches the history is shorter now.
 
-    `begins`: topic → partition → the offset of the oldest record that the topic has. Only batches
-    before the first batch whose snapshot is kept, or of which the topics still have a record, are
-    merged.
+    `begins`: topic → partition → the offset of the oldest record that the topic has. A batch is
+    merged only if it comes before all batches whose snapshots are kept, and before all batches of
+    which the topics still have a record.
     """
     oldest = ledger.snapshots.oldest(pipeline)
     if oldest is None:

@@ -45,8 +45,8 @@ def import_state(
         for worker in chain.from_iterable(info.workers for info in generations):
             if not is_file(worker.location):
                 raise Refused(
-                    f"Worker {worker.number} of {worker.pipeline!r} is not in a SQLite file of "
-                    f"this host: {shown(worker.location)}.",
+                    f"The shard of worker {worker.number} of {worker.pipeline!r} is not a SQLite "
+                    f"file on this host: {shown(worker.location)}.",
                     next_step="Use sluice backup and sluice restore, which also copy shards at "
                     "state servers. Or rebuild the state in the new database.",
                 )

@@ -8,7 +8,7 @@ from sluice.state.ledger.ledger import Ledger
 def readers_of(ledger: Ledger, pipeline: str) -> list[str]:
     """Return the other pipelines whose newest batches read a pipeline's stores, sorted.
 
-    They may know the pipeline by a former name.
+    Batches that read the stores under a former name of the pipeline count, too.
     """
     readers: set[str] = set()
     for name in (pipeline, *ledger.renames.former_names(pipeline)):

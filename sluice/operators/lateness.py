@@ -85,8 +85,8 @@ class JoinLateness:
 
     def __init__(self, window: JoinWindow) -> None:
         self.ahead = window.after_ms, window.before_ms
-        """The most ms by which a match may be later than the record: for a left record, and for a
-        right record."""
+        """The maximum number of ms by which a match may be later than the record: for a left
+        record, and for a right record."""
         self._sent_after_ms = (
             window.after_ms + window.grace_ms + 1,
             window.before_ms + window.grace_ms + 1,

@@ -82,8 +82,8 @@ class BatchOfOperator:
     latest_of_sides: tuple[int, int]
     """See `Row.latest_of_sides`, but at the end of the batch."""
     is_one_task: bool
-    """Whether all keys have the same stream time, as in a Kafka Streams task. This is so if the
-    topics have one partition."""
+    """Whether all keys have the same stream time, as in a Kafka Streams task. They do if the topics
+    have one partition."""
     fires_after_record: bool
     """Whether timers fire only after all rows of a record, because a record may have several
     rows."""

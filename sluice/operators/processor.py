@@ -611,7 +611,7 @@ class Context(ContextBase):
         """Send a record to an output. A key that is not a str is turned into text.
 
         `time` is in epoch ms; by default, it is the time of the current record or timer. `headers`
-        are by default those of the current record; a timer has no headers.
+        are by default the current record's headers; a timer has no headers.
         """
         self._send(key, value, to, time, headers)
 
@@ -633,7 +633,7 @@ class ValueContext(ContextBase):
         """Send a record with the key of the current record or timer to an output.
 
         `time` is in epoch ms; by default, it is the time of the current record or timer. `headers`
-        are by default those of the current record; a timer has no headers.
+        are by default the current record's headers; a timer has no headers.
         """
         key, window = key_and_window(self.sent_key)
         self._send(key, value, to, time, headers, window)

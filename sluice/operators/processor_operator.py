@@ -399,8 +399,8 @@ class Process(Operator[KeyState]):
 
 
 _MOST_RESULTS = 200_000
-"""The most results of rows that are processed together. If there are more, the rows are processed
-one by one, which needs less memory."""
+"""The maximum number of results of rows that are processed at once. If there are more, the rows are
+processed one by one, which needs less memory."""
 
 
 class _Forwarded:

@@ -93,9 +93,10 @@ LATE = "late"
 class LatestVersion(Operator[LatestValue]):
     """A versioned table: the record with the latest event time is the row of its key.
 
-    A record is late if it is more than `history_ms` before stream time. A record that is not late,
-    but earlier than the key's latest record, goes to the output LATE, for joins that look up
-    versions. To recognize such records, the state keeps the time of a deletion for `history_ms`.
+    A record is late if it is more than `history_ms` before stream time. A record that is within
+    `history_ms`, but earlier than the key's latest record, goes to the output LATE, for joins that
+    look up versions. To recognize such records, the state keeps the time of a deletion for
+    `history_ms`.
     """
 
     state_type: Any = LatestValue

@@ -30,7 +30,7 @@ def deadline_alert(pipeline: str, deadline_ms: int, notify: str = "") -> Deadlin
     """Return the alert for a run that has not succeeded `deadline_ms` after it was queued.
 
     Airflow calls the alert, which checks how old the data are. `notify` is the import path of an
-    async function, which is called if they are too old.
+    async function, which is called if the data are too old.
     """
     arguments = {"pipeline": pipeline, "deadline_ms": deadline_ms, "notify": notify}
     return DeadlineAlert(
@@ -69,7 +69,7 @@ async def alert(
 ) -> str:
     """Record that a pipeline's data are too old, and call `notify`.
 
-    Do neither if the newest snapshot is newer than `since`. Alerts only once until a run has read
+    Do nothing if the newest snapshot is newer than `since`. Alerts only once until a run has read
     all records. Returns a sentence about the outcome.
     """
     run = str((context.get("dag_run") or {}).get("dag_run_id", ""))

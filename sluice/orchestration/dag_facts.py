@@ -121,8 +121,8 @@ def facts_text(file: Path, seconds: float) -> str:
         try:
             facts = facts_of(load_file(file, seconds))
         except SluiceError:
-            # Airflow imports the file again some seconds later. The libraries may be installed by
-            # then.
+            # The import may have failed because libraries are missing. Airflow imports the file
+            # again some seconds later, and the libraries may be installed by then.
             start_installing(file)
             raise
         # An error in one pipeline's file must not remove the DAGs of the other pipelines.

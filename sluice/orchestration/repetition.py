@@ -26,7 +26,7 @@ class AttemptEnded(AirflowException):
     """Airflow has ended an attempt.
 
     This process does not know why. If somebody has marked the run as failed, Airflow does not
-    repeat the run. Airflow's API server finds out whether this is so (`api.airflow_causes`).
+    repeat the run. Airflow's API server finds out whether somebody has (`api.airflow_causes`).
     """
 
 

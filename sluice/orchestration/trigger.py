@@ -56,10 +56,10 @@ class Burst:
 
     An event is due when the end offsets have not changed for `settle_s`, or `max_wait_s` after the
     first new record. The next event can be due after the pipeline has read up to the offsets of the
-    last event. The pipeline may not get that far, because its run failed and Airflow's retries are
-    used up. The next event can then be due after `patience_s`, because the cause of the failure may
-    have passed. This time doubles with each further event, up to an hour. If the same run would
-    only fail again, the next event needs new records.
+    last event. The pipeline may never reach these offsets, because its run failed and Airflow's
+    retries are used up. The next event can then be due after `patience_s`, because the cause of the
+    failure may have passed. This time doubles with each further event, up to an hour. If the same
+    run would only fail again, the next event needs new records.
     """
 
     settle_s: float
@@ -190,7 +190,7 @@ class DueTimers:
         return True
 
     def expect_run(self, next_timer: int | None, clock_ms: float, now: float) -> None:
-        """Record that an event will start a run, which also fires the timer if the timer is due.
+        """Record that an event will start a run. The run also fires the timer if the timer is due.
 
         Call this also for events that unread records have caused.
         """

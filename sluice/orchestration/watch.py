@@ -28,8 +28,8 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.support.single_flight import SingleFlightCache
 
 POLL_SECONDS = 0.5
-"""The period of the triggers. Triggers with the same period read the broker and the ledger
-together."""
+"""The period of the triggers. Triggers with the same period share one reading of the broker and the
+ledger."""
 
 
 class Observation(NamedTuple):

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 MOST_WINDOWS = 1_000
-"""The most windows of a store that a run announces. Later runs announce the rest."""
+"""The maximum number of a store's windows that a run announces. Later runs announce the rest."""
 _FOREIGN_EVENTS = 20
 """The largest number of events created by people, for example on Airflow's page, that may follow a
 run's event."""

@@ -81,7 +81,7 @@ class Job:
     """The Python functions that the layers call."""
     failures: tuple[Failure, ...]
     stream_sinks: tuple[Sink, ...]
-    """The topics and tables to which single records are written."""
+    """The topics and tables to which the output records of stateless steps are written."""
     expectations: tuple[Expectation, ...]
     groups: tuple[AggregationGroup, ...]
     """The combinable aggregates, which need no order of records."""
@@ -188,7 +188,7 @@ class Job:
 
     @property
     def _sources(self) -> Iterator[Source]:
-        """Yield the sources of streams, then those of global tables."""
+        """Yield the sources of streams, then the sources of global tables."""
         yield from self.streams
         for table in self.tables:
             yield table.source
@@ -337,8 +337,8 @@ class Job:
     def reads_without_stages(self) -> bool:
         """Whether the tasks that read records need no stream time from the previous batch's stages.
 
-        If stream time advances for idle partitions, an operator's stream time can be later than
-        that of the partition that a task reads.
+        If stream time advances for idle partitions, an operator's stream time can be later than the
+        stream time of the partition that a task reads.
         """
         waits = (
             self.pipeline.idle_timeout_ms is not None
@@ -430,8 +430,8 @@ class Job:
 
     def step_named(self, name: str) -> Step | None:
         """Return the step with this name in counts."""
-        # A store and a topic can have the same name. The name then means the store: counts name an
-        # operator after its store.
+        # If a store and a topic have the same name, look for the store first, because counts name
+        # an operator after its store.
         for operator in self.operators:
             if operator.step.name == name:
                 return operator.step

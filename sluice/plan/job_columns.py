@@ -398,9 +398,9 @@ class JobColumns:
 
     def register_failure(self, scope: Scope, node: nodes.Node, error: str) -> None:
         """Register that a step can fail; `error` is the SQL of the error message."""
-        # A step after a topic's table can be computed in two stages: from the topic's records, and
-        # from the results of the operator that stores the table. The same records fail in both
-        # stages, so report them only once.
+        # A step after a topic's table may be computed twice: in the stage that reads the topic's
+        # records, and in the stage that reads the results of the operator that stores the table.
+        # The same records fail both times, so report them only once.
         if not isinstance(node, nodes.Aggregate) and self._fails_in_another_stage(
             node, scope.stage
         ):

@@ -16,7 +16,7 @@ class Outputs:
     """The sinks of a pipeline, and the peeks whose output no later step uses."""
 
     of_records: Sequence[nodes.Sink]
-    """Sinks of stateless steps, to which single records are written."""
+    """Sinks that follow only stateless steps."""
     of_groups: Mapping[nodes.Sink, Sequence[nodes.Node]]
     """Sinks of combinable aggregates, each with the nodes from the aggregate to the sink."""
     of_operators: Sequence[nodes.Sink]
@@ -63,15 +63,15 @@ def _chain_from_group(
 
 
 def _follows_state(pipeline: Graph, node: nodes.Node) -> bool:
-    """Return whether a node follows an aggregation or operator, and gets no single records."""
+    """Return whether a node gets results of an aggregation or operator, not a topic's records."""
     for parent in node.parents:
-        # A topic's table is an operator, too, but the steps after it process the topic's single
-        # records.
+        # A topic's table is an operator, too, but the steps after it process the topic's records,
+        # not the operator's results.
         is_topic_table = isinstance(parent, nodes.ToTable) and parent.has_rows_of_records
         if is_operator(pipeline, parent) and not is_topic_table:
             return True
-        # A combinable aggregate is not an operator, but the steps after it do not process single
-        # records.
+        # A combinable aggregate is not an operator, but the steps after it process the aggregate's
+        # results, not records.
         if isinstance(parent, nodes.Aggregate) or _follows_state(pipeline, parent):
             return True
     return False

@@ -83,7 +83,7 @@ class Edge:
     results_of: frozenset[int] = frozenset()
     """The operators from whose results the rows are made."""
     takes_latest: bool = False
-    """Whether the edge leaves out late updates of a versioned table. They have a separate
+    """Whether the edge leaves out late updates of a versioned table. Late updates have a separate
     output."""
     is_json: bool = False
     """Whether the SQL of the value is JSON already."""
@@ -238,7 +238,7 @@ class PlannedOperator:
 
     @property
     def timed_sides(self) -> tuple[int, ...]:
-        """The sides that have their own stream time, besides the one that all sides share."""
+        """The sides that have their own stream time, besides the stream time of all sides."""
         if self.joins_versions:
             return LEFT, RIGHT
         return tuple(edge.side for edge in self.edges if COGROUPED <= edge.side < READ)
@@ -257,8 +257,8 @@ class PlannedOperator:
     def keeps_waiting_windows(self, suppress: PlannedOperator) -> bool:
         """Return whether the windows in this state are those whose results `suppress` holds back.
 
-        This is so if the operator forgets each window at the stream time at which the step sends
-        the window's result. The step then needs no copy of the results.
+        They are if the operator forgets each window at the stream time at which the step sends the
+        window's result. The step then needs no copy of the results.
         """
         waiting = suppress.action
         if (
@@ -267,8 +267,8 @@ class PlannedOperator:
             or suppress.by_window
         ):
             return False
-        # If streams are cogrouped, one stream may make the operator forget another stream's window
-        # before the suppress step sends the window's result.
+        # If streams are cogrouped, one stream may advance stream time so far that the operator
+        # forgets another stream's window before the suppress step sends the window's result.
         if (
             not isinstance(self.action, AggregateParameters | PythonAggregateParameters)
             or self.by_window
@@ -308,7 +308,7 @@ class PlannedOperator:
 
     @property
     def has_own_stream_time(self) -> bool:
-        """Whether the operator uses its own stream time, not that of the operator before it."""
+        """Whether the operator has its own stream time, not the previous operator's."""
         return self.waits_for_close and self.clock == self.name
 
     @property

@@ -274,7 +274,7 @@ def _expectation(scopes: Scopes, node: nodes.Expect) -> Expectation:
 
 
 def _stream_sink(scopes: Scopes, node: nodes.Sink) -> Sink:
-    """Return the sink of a node that writes single records.
+    """Return the sink of a node that follows only stateless steps.
 
     Adds the columns that the sink reads.
     """

@@ -39,7 +39,7 @@ _RESULT_METADATA = {
 }
 """Metadata of an operator's result → SQL that reads the metadata.
 
-Partition and offset are those of the record that caused the result.
+Partition and offset belong to the record that caused the result.
 """
 
 

@@ -89,8 +89,8 @@ class StagePlanner:
     def add_peek(self, node: nodes.Apply) -> None:
         """Add an edge that calls a function after an operator.
 
-        The edge's condition reads the function's result, which is always null. This makes Spark
-        call the function.
+        The edge's condition reads the function's result, so that Spark calls the function. The
+        result is always null.
         """
         scope = self.scopes.after(node)
         edge = self._edge(node, nodes.Input(parent=node), scope)

@@ -172,8 +172,8 @@ class Expectation:
 class Sink:
     """A topic, or a table outside Kafka, that a job writes.
 
-    If a sink writes single records, `passed`, `key` and `value` are the names of the columns that
-    it reads.
+    If a sink follows only stateless steps, `passed`, `key` and `value` are the names of the columns
+    that the sink reads.
     """
 
     number: int

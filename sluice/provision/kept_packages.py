@@ -34,8 +34,8 @@ class KeptPackage:
     def write_stand_in(self, folder: Path) -> Path:
         """Write a wheel that has this package's metadata, but no modules.
 
-        pip installs it in place of the package, so that it neither downloads another copy nor
-        another version.
+        pip installs it in place of the package, so that it downloads no other copy and no other
+        version.
         """
         wheel = folder / f"{self.name.replace('-', '_')}-{self.version}-py3-none-any.whl"
         with zipfile.ZipFile(wheel, "w") as written:

@@ -1,9 +1,8 @@
-"""The libraries of single pipelines: packages that Airflow's Python lacks or has as other versions.
+"""Libraries of individual pipelines: packages that Airflow's Python lacks or has as other versions.
 
 A pipeline's `requirements` in a file `sluice.toml` name a file for pip, or an archive of installed
 packages. The packages are installed once on each host, to a folder of `SLUICE_HOME/libraries` that
-is named
-by their hash. They stay there until they have not been used for a month.
+is named by their hash. They stay there until they have not been used for a month.
 """
 
 from __future__ import annotations

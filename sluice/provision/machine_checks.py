@@ -63,7 +63,7 @@ def find_java(environ: Mapping[str, str] = os.environ) -> Java:
 
 
 def find_spark(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the folder of Spark: SPARK_HOME, else PySpark's folder. None if there is neither."""
+    """Return SPARK_HOME, or else PySpark's folder; None if Spark is not installed."""
     if home := environ.get("SPARK_HOME"):
         return Path(home)
     pyspark = find_spec("pyspark")

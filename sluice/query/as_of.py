@@ -16,9 +16,8 @@ _RUN, _NEWEST, _STANDBY = "run:", ".newest", "standby"
 """The forms of a read point besides a snapshot's id and a time: run:NAME, GENERATION.newest and
 standby."""
 _INTEGER, _BIGINT = 2**31 - 1, 2**63 - 1
-"""The largest numbers of the SQL types INTEGER and BIGINT. The ledger stores the numbers of
-generations as INTEGER and those of batches as BIGINT. Kafka's partitions and offsets have the same
-limits."""
+"""The largest numbers of the SQL types INTEGER and BIGINT. The ledger stores generation numbers as
+INTEGER and batch numbers as BIGINT. Kafka's partitions and offsets have the same limits."""
 _EARLIEST, _LATEST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 _LONGEST = 30
 """Texts with more digits than this are rejected without parsing, because Python takes long to parse

@@ -32,7 +32,7 @@ def renamed_store(
 ) -> NotFound | None:
     """Return the error for a query by a former name of a store, or of the store's pipeline.
 
-    Return None if neither was renamed, or the user may not read the pipeline.
+    Return None if the name is no former name, or if the user may not read the pipeline.
     """
     if pipeline is not None:
         moved = renamed_pipeline(renames, pipeline, may_read)

@@ -38,10 +38,10 @@ def read_store(
 ) -> list[answers.Entry]:
     """Read a store's entries, in order, from the ledger and shards in the settings.
 
-    Needs no server. The parameters are those of `Client.range`. With `limit`, the result has only
-    the first `limit` entries. Numbers with a decimal point are `Decimal`. Raises NotFound if the
-    store does not exist, and StateError if a worker's shard cannot be read. Raises QueryError if
-    there are more than 100,000 entries and no `limit` is given.
+    Needs no server. The parameters are the same as for `Client.range`. With `limit`, the result has
+    only the first `limit` entries. Numbers with a decimal point are `Decimal`. Raises NotFound if
+    the store does not exist, and StateError if a worker's shard cannot be read. Raises QueryError
+    if there are more than 100,000 entries and no `limit` is given.
     """
     if limit is not None and (not isinstance(limit, int) or limit < 1):
         raise QueryError(f"`limit` is {limit!r}, but must be a whole number of at least 1.")

@@ -235,7 +235,7 @@ class PatientProtocol(HttpToolsProtocol):
         if before is None or before.response_complete:
             self._start_asgi_task(cycle, self.app)
         else:
-            # The client has not waited for the response to its previous request. The present
+            # The client has not waited for the response to its previous request. The current
             # request is answered after the previous one.
             self.flow.pause_reading()
             self.pipeline.appendleft((cycle, self.app))

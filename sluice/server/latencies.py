@@ -21,8 +21,8 @@ _NAMES = {"/local": "shard", "/sluice": "rest", "/v1": "route"}
 
 _BUCKETS = len(SECONDS) + 1
 _WIDTH = _BUCKETS + 1
-"""The numbers of a histogram: how many durations are in each bucket, without those of the smaller
-buckets; then the sum of all durations in seconds."""
+"""The numbers of a histogram: how many durations are in each bucket, not counting the durations in
+smaller buckets; then the sum of all durations in seconds."""
 _BEGINS = {kind: number * _WIDTH for number, kind in enumerate(product(_NAMES, range(1, 6)))}
 """The first segment of a path, and the first digit of a status → the index at which their histogram
 begins."""

@@ -26,7 +26,8 @@ from sluice.support.file_modes import make_file, make_folder
 _IDENTITY_FILE = ".state-server"
 REFRESH_SECONDS = 2.0
 """How often the server reads from the ledger which workers it serves. Until the next reading, it
-also serves a worker that was moved away, because other processes may not know of the move yet."""
+also serves a worker that was moved to another server, because other processes may not know of the
+move yet."""
 
 
 class ServedShards:
@@ -124,8 +125,8 @@ class ServedShards:
             self._served_before = self._served if self._is_own_address else set()
             self._served = {(placement.pipeline, placement.number) for placement in served}
             # The ledger now places these workers here, so their shards are no longer marked as
-            # arriving. A shard with this mark would still be served after its worker has moved away
-            # again.
+            # arriving. A shard with this mark would still be served after its worker has moved to
+            # another server.
             for ref, number in [*self._arriving]:
                 if (ref.pipeline, number) in self._served:
                     self._arriving.discard((ref, number))
@@ -133,7 +134,7 @@ class ServedShards:
 
     def _at_this_server(self) -> list[Placement]:
         # If the address is a loopback address such as 127.0.0.1, a server on another host may have
-        # registered it. This server does not serve that server's workers.
+        # registered it. This server must not serve the workers of that other server.
         self._is_own_address = self._ledger.servers.identity(self.host, self.port) in (
             "",
             self.identity,

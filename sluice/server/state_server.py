@@ -136,7 +136,7 @@ def claim(
 
 
 def _require_published(ledger: Ledger, ref: GenerationRef, worker: int, address: str) -> None:
-    """Raise StateError if the shard was moved away, or does not have the published state."""
+    """Raise StateError if the worker was moved from here, or its shard lacks published state."""
     audit = ledger.audits.newest(ref)
     with LocalShard.open(address) as shard:
         if shard.is_sealed():

@@ -214,7 +214,7 @@ def _as_is(value: Any, json: bytes) -> str:
 
 
 def _digits(value: Any, checked: float) -> str:
-    """Return a number's original digits, rather than those of the float `checked`."""
+    """Return a number's original digits, rather than the digits of the float `checked`."""
     return str(value)
 
 

@@ -126,7 +126,7 @@ class PostgresTables:
         if self._newest.generation == published.batch.generation:
             return self._newest.number < published.batch.number
         # A rebuild renumbers the batches in a new generation and writes no rows. So its batches
-        # cannot be compared with those of an earlier generation. A batch that a run has written is
+        # cannot be compared with an earlier generation's batches. A batch that a run has written is
         # in the database, unless its tables were added to the pipeline later.
         is_written = published.is_written and has_tables
         return is_written and self._newest.generation < published.batch.generation

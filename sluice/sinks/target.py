@@ -127,7 +127,7 @@ class Published:
 class Written(msgspec.Struct, frozen=True):
     """The number and the checksum of a batch's records in a table or a topic.
 
-    When a batch is repeated, they are compared with the records that the repeated batch would
+    When a batch is repeated, both are compared with the records that the repeated batch would
     write.
     """
 

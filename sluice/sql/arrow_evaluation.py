@@ -684,4 +684,4 @@ _FUNCTIONS: dict[RuleKey, Function] = {
 }
 
 COMPUTED = frozenset({*_FUNCTIONS, *_SPECIAL})
-"""The keys of the rules that Arrow computes for some types."""
+"""The keys of the rules that Arrow can compute, at least for some types."""

@@ -52,8 +52,8 @@ def element(lists: pa.Array, index: Value, *, offset: int, tries: bool) -> Resul
     exists = is_known & (places >= 0) & (places < lengths) & ~is_zero
     failed = is_zero if tries else is_known & ~exists
     starts = np.cumsum(lengths) - lengths
-    # Take the elements from the array with the elements of all lists. Each list begins there at the
-    # sum of the lengths of all earlier lists.
+    # Take the elements from the array with the elements of all lists. In this array, each list
+    # begins at the sum of the lengths of all earlier lists.
     values = lists.flatten().take(pa.array(starts + np.where(exists, places, 0), mask=~exists))
     return Result.with_failures(values, failed)
 

@@ -1,8 +1,8 @@
 """Finds the calls in an SQL expression, with their arguments as the author wrote them.
 
-sqlglot parses an expression, but the text that it writes for the parsed tree can have another
-result: it drops the format of `to_char` and the third argument of `max_by`, and gives `listagg` a
-delimiter. So parts of expressions that Spark computes are cut out of the author's text.
+sqlglot parses an expression, but if it writes the parsed tree as text again, this text can have
+another result: sqlglot drops the format of `to_char` and the third argument of `max_by`, and gives
+`listagg` a delimiter. So parts of expressions that Spark computes are cut out of the author's text.
 """
 
 from __future__ import annotations

@@ -375,7 +375,7 @@ def _above(node: exp.Expr) -> Iterator[exp.Expr]:
 class _Kinds:
     """The types of an expression's parts.
 
-    They are found together, because each type follows from the types of smaller parts.
+    All types are computed in one pass, because each type follows from the types of smaller parts.
     """
 
     def __init__(self, tree: exp.Expr, types: Mapping[str, str]) -> None:

@@ -293,13 +293,13 @@ def _unfit_together(
             return _unlike(map_key_type(kinds[0]), arguments, kinds, _are_comparable)
         case exp.Bracket() if _head(kinds[0]) == "ARRAY":
             return _unlike("INT", arguments, kinds, _are_alike)
-        case exp.ConcatWs():  # Takes texts and lists together. It is a subclass of exp.Concat.
+        case exp.ConcatWs():  # Takes texts and lists at once. It is a subclass of exp.Concat.
             return None
         case exp.Concat() | exp.DPipe():
             return _unlike(kinds[0], arguments, kinds, _are_both_lists_or_texts)
         case exp.Case() if node.this is not None:
-            # The first types are those of x and of the values with which `CASE x` compares it. The
-            # types of the results follow.
+            # The first types are the types of x and of the values with which `CASE x` compares x.
+            # The types of the results follow.
             return _unlike(kinds[0], arguments, kinds[: 1 + len(node.args["ifs"])], _are_comparable)
         case _ if isinstance(node, _OF_ONE_TYPE):
             return _unlike(kinds[0], arguments, kinds, _are_comparable)

@@ -23,7 +23,7 @@ from sluice.values.sql_types import names_within, struct_fields
 
 MOST_LEVELS = 200
 _MOST_BRACKETS = 40
-"""The most levels of a parsed expression, and the most nested brackets.
+"""The maximum depth of a parsed expression, and of nested brackets.
 
 Python allows 1,000 nested calls. sqlglot needs about 15 calls for each bracket, and the planner two
 or three for each level. Some of the 1,000 calls are needed by Airflow and the author's code.
@@ -153,7 +153,7 @@ def _not_an_expression(text: str, error: Exception) -> TopologyError:
 def _with_backticks(text: str) -> str:
     """Return the text with backticks around words such as `größe`.
 
-    Spark needs them, sqlglot does not.
+    Spark needs the backticks, but sqlglot does not.
     """
     out, end = [], 0
     with suppress(SqlglotError):

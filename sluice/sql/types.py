@@ -24,7 +24,7 @@ the point."""
 
 
 def holds_void(kind: str) -> bool:
-    """Return whether a type is that of NULL, or has such a part, like the type of `array()`."""
+    """Return whether a type is the type of NULL or contains it, as the type of `array()` does."""
     return kind == VOID or any(map(holds_void, parts_of(kind)))
 
 

@@ -1,8 +1,8 @@
 """Finds words that are fields to Spark and keywords to sqlglot: `all` in `concat(all, x)`.
 
-Spark reserves no words: a word is a field if an operand begins there, and if the next token can
-only follow an operand. sqlglot would read some of these words in another way, or drop them without
-an error.
+Spark reserves no words: a word is a field if it stands where an operand begins, and if the next
+token can only follow an operand. sqlglot would read some of these words in another way, or drop
+them without an error.
 """
 
 from __future__ import annotations

@@ -44,7 +44,8 @@ def written_name(node: exp.Expr, text: str) -> str:
 
 
 _MOST_TOKENS_AROUND = 3
-"""The most tokens of a part before or after its operands, such as IS NOT NULL."""
+"""The maximum number of tokens that a part has before or after its operands, such as IS NOT
+NULL."""
 
 
 def _candidates(node: exp.Expr, text: str) -> Iterator[str]:

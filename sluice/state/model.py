@@ -23,8 +23,9 @@ windows of a time zone, which can start before 0, start at whole seconds."""
 EntryId: TypeAlias = tuple[str, int, int]
 """The fields that identify a row of a store: key, window start, window end.
 
-The window's end is needed, too, because a store may keep a row for each session that was ever sent.
-Several of these sessions can have the same key and start.
+The window's end is needed, too: a session whose result has been sent can still be extended, and a
+store may keep a row for each of the session's results. These rows have the same key and start, but
+different ends.
 """
 
 
@@ -144,7 +145,8 @@ class GenerationInfo(OfGeneration, frozen=True, kw_only=True):
     """Topic or table that the pipeline writes → the fields of the values, with their types, and
     `(key)` and `(format)` of the records of a topic."""
     reads: dict[str, dict[str, list[str]]] = {}
-    """Other pipeline → its stores that this one reads, each with the types in which it is read."""
+    """Another pipeline → the stores that this pipeline reads from it, each with the types in which
+    the store is read."""
     description: str = ""
     """The topology as text."""
     picture: str = ""

@@ -117,8 +117,8 @@ def _is_mixed_up(first: Any, second: Any) -> bool:
     """Return whether two connections share a process, or one connection changes its process."""
     processes: tuple[set[int], set[int]] = (set(), set())
     for _ in range(_ROUNDS):
-        # If a pooler takes its processes in turn, this order gives different processes to one of
-        # the connections, however many processes the pooler has.
+        # If a pooler takes its processes in turn, this order gives different processes to at least
+        # one of the two connections, however many processes the pooler has.
         for number in (0, 1, 1, 0):
             connection = (first, second)[number]
             (process,) = connection.execute("SELECT pg_backend_pid()", prepare=False).fetchone()

@@ -44,15 +44,14 @@ SESSION: Mapping[str, str] = {
     # Sluice's transactions are written for this level. In a stricter level, they would fail if
     # another transaction changes the same row meanwhile, as the heartbeat of a lease does.
     "default_transaction_isolation": "read committed",
-    # A commit counts once the server has written it to its disk, and to those of its synchronous
-    # replicas.
+    # A commit counts once the server and its synchronous replicas have written it to their disks.
     "synchronous_commit": "on",
     # Sluice sets its own limits where it needs them.
     "statement_timeout": "0",
     "idle_session_timeout": "0",
     "transaction_timeout": "0",
 }
-"""Settings that override those of the server, of the database and of the role."""
+"""Settings that override the settings of the server, of the database and of the role."""
 _SINCE = {"idle_session_timeout": 140_000, "transaction_timeout": 170_000}
 """Setting → the first version of PostgreSQL that has it."""
 
@@ -85,8 +84,8 @@ class BoundedConnection(psycopg.Connection[TupleRow]):
                 if is_ready:
                     heard_at = now
                 elif until is None and now - heard_at >= SILENT_SECONDS:
-                    # A server is also silent during a long statement. It is gone only if it does
-                    # not answer an attempt to open another connection either.
+                    # A server is also silent during a long statement. Treat it as gone only if it
+                    # does not accept another connection either.
                     if not _accepts_connections(self.address):
                         silence = f"{now - heard_at:.0f} s"
                         raise self._given_up(

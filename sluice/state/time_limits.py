@@ -76,7 +76,7 @@ class Lock(Protocol):
 
 
 def acquire(lock: Lock) -> None:
-    """Take a lock. Raise TooSlow if another thread still holds it at the deadline."""
+    """Take a lock. Raise TooSlow if another thread still holds the lock at the deadline."""
     if lock.acquire(blocking=False):
         return
     left = seconds_left()

@@ -1,8 +1,8 @@
 """A cache for expensive values that many callers request at the same time.
 
 No library has all that is needed here. A cache with limits of time and size (cachetools) does not
-work with coroutines. A cache for coroutines (async-lru) can neither limit the total size of the
-values nor decline to keep a certain value.
+work with coroutines. A cache for coroutines (async-lru) cannot limit the total size of the values,
+and cannot decline to keep a certain value.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ _COLUMNS = (
 
 
 _NO_RECORD = "{}"
-"""A record that makes Spark run a batch. It belongs to no topic, so that no task reads it."""
+"""A record that makes Spark run a batch. The record belongs to no topic, so no task reads it."""
 
 
 class PipedInput:

@@ -80,8 +80,8 @@ class Output:
 
 
 _MOST_ROUNDS = 1_000
-"""The largest number of batches of one `commit` in which each batch reads the previous batch's
-output."""
+"""The maximum number of batches that one `commit` runs because each batch reads the output of the
+batch before."""
 _LONGEST_MS = 2**63 // 1_000
 """The limit of timestamps, because Spark stores microseconds in 64 bits."""
 
@@ -388,9 +388,9 @@ class TopologyTestDriver:
     def store_headers(self, name: str) -> dict[Any, Any]:
         """Return the headers of a store's rows by key.
 
-        The pipeline's `keep_headers` must name the store. The dictionary's keys are those of
-        `store`. In a processor's store, each value of a key has its own headers: the result has,
-        for each key, a dictionary from the value's name to its headers.
+        The pipeline's `keep_headers` must name the store. The dictionary has the same keys as the
+        result of `store`. In a processor's store, each value of a key has its own headers: the
+        result has, for each key, a dictionary from the value's name to its headers.
         """
         self.store(name)
         store = self._run.stores[name]

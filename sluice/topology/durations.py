@@ -58,8 +58,8 @@ def milliseconds(duration: Duration) -> int:
 _LONGEST_DAYS = 100_000_000
 """The longest duration. The ends of longer windows, in microseconds, would not fit into 64 bits."""
 DIGITS = 30
-"""The most digits of a number that are parsed. A longer number is too large in every unit, and
-Python refuses to parse thousands of digits."""
+"""The maximum number of digits of a number that is parsed. A longer number is too large in every
+unit, and Python refuses to parse thousands of digits."""
 
 
 def within_limit(duration: Duration, ms: int) -> int:

@@ -127,7 +127,7 @@ def avro_key(
     Inside a pipeline, every key is text: a number becomes its digits, and a record becomes a JSON
     object. A key that is read is decoded by the schema that it names. A key that is written has the
     schema of `kind`: str, int, or a class of fields. The subject is `TOPIC-key`; the other
-    parameters are those of `Avro`. The header for keys is `__key_schema_id`.
+    parameters are the same as for `Avro`. The header for keys is `__key_schema_id`.
     """
     schema = schema_of_contract(kind, namespace)
     node = parse(schema)
@@ -157,7 +157,8 @@ def protobuf_key(
     """Return a format of keys in Protobuf, for `key=` of a source or of an output.
 
     Inside a pipeline, a key is the JSON of the message. A key that is written has the schema of the
-    class `kind`, which is not needed to read keys. The other parameters are those of `avro_key`.
+    class `kind`, which is not needed to read keys. The other parameters are the same as for
+    `avro_key`.
     """
     return RegistryFormat(
         kind="PROTOBUF",
@@ -303,7 +304,7 @@ def JsonSchema(  # noqa: N802  (reads as a type)
     as for `Avro`. Values are decoded by the class, as other JSON is. With `validate=True`, values
     that are read are also checked against the schema that they name, and written values against the
     schema with which they are written. Reading and writing then take many times as long. The other
-    parameters are those of `Avro`.
+    parameters are the same as for `Avro`.
     """
     chosen = RegistryFormat(
         kind="JSON",
@@ -363,10 +364,10 @@ def Protobuf(  # noqa: N802  (reads as a type)
 
     `value` is the class of the values, or a subject whose schema `sluice schema pull` has written,
     as for `Avro`; `message` names a message of this schema, by default the first one. Each message
-    is decoded by the schema that it names, and its fields are matched with those of the class by
-    name. With a class, messages are written in proto3, with the fields of the class numbered in
-    their order: add new fields at the end. `package` is the package of the written schema. The
-    other parameters are those of `Avro`.
+    is decoded by the schema that it names, and its fields are matched by name with the fields of
+    the class. With a class, messages are written in proto3, with the fields of the class numbered
+    in their order: add new fields at the end. `package` is the package of the written schema. The
+    other parameters are the same as for `Avro`.
     """
     chosen = RegistryFormat(
         kind="PROTOBUF",

@@ -106,7 +106,7 @@ class Graph:
     def claim(self, kind: str, name: str) -> None:
         """Reserve a name for a topic, a store or a database's table (`kind`).
 
-        Raises TopologyError if the pipeline already uses the name, or if it is not valid.
+        Raises TopologyError if the pipeline already uses the name, or if the name is not valid.
         """
         pattern_advice = ""
         if kind == "topic":

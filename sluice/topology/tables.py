@@ -69,7 +69,7 @@ class Table(Handle[V]):
 
         `emit="latest"` writes only the latest change of each key (and window) in a batch, as Kafka
         Streams' record cache does. Counts and sums whose changes go only to stores and topics are
-        always written as with `emit="latest"`. A windowed table's records have the headers
+        always written as if `emit="latest"` was set. A windowed table's records have the headers
         `window_start` and `window_end`, in epoch ms. `cycle=True` allows a topic that the pipeline
         itself reads: a later batch reads the written records. `on_error` applies to records that
         cannot be encoded, that the topic does not accept, or that do not fit the table.

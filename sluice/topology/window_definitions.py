@@ -108,8 +108,8 @@ def hopping(
 
 
 _MOST_OVERLAPPING = 100_000
-"""The most windows that a record may be in. If a record is in more windows, a batch does not fit
-into memory, and the author has probably written a wrong unit."""
+"""The maximum number of windows that a record may be in. If a record is in more windows, a batch
+does not fit into memory, and the author has probably written a wrong unit."""
 
 
 def _require_few_windows(window: TimeWindow, overlapping: int) -> None:
@@ -179,8 +179,8 @@ def last_records(number: int) -> CountWindow:
 
 
 _MOST_LAST_RECORDS = 10_000
-"""The most records of `last_records`. With more records, each result would be slow to compute, and
-a key's state would be large."""
+"""The maximum number of records for `last_records`. With more records, each result would be slow to
+compute, and a key's state would be large."""
 
 
 def _valid_count(window: CountWindow) -> CountWindow:

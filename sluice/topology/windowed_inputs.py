@@ -15,7 +15,7 @@ _MAKE_PLAIN = 'Make a plain key first, for example with to_stream().select_key("
 
 
 def require_same_windows(where: str, inputs: Iterable[nodes.Node]) -> None:
-    """Raise TopologyError unless all keys have windows of one kind and size, or no key has one."""
+    """Raise TopologyError if some keys have other windows than the others, or no windows."""
     first, *others = inputs
     window = first.key_window
     for other in others:

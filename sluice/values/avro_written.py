@@ -256,7 +256,8 @@ def _union(branches: tuple[Node, ...], node: Node, path: str) -> Write:
 def _without_tag(record: Record, value: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the fields of a union's value if its tag names this record; otherwise None.
 
-    In SQL, a value has the fields of all members of the union. Those of other members are null.
+    In SQL, a value has the fields of all members of the union. The fields of the other members are
+    null.
     """
     names = {record.name, record.short_name}
     known = {each.name for each in record.fields}

@@ -13,7 +13,7 @@ Hours = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The most that runs may cost per UTC day. Above this, a warning appears. None: no limit."""
+    """Limits of the cost of runs per UTC day; above them, a warning appears. None: no limit."""
 
     cpu_hours_per_day: Hours | None = None
     gigabyte_hours_per_day: Hours | None = None

@@ -23,7 +23,7 @@ _FIRST_MONDAY = 4 * _DAY
 _EARLIEST = (datetime(2, 1, 1) - _EPOCH) // timedelta(milliseconds=1)
 _LATEST = (datetime(9999, 12, 30) - _EPOCH) // timedelta(milliseconds=1)
 """Python's calendar has only the years 1 to 9999. For an earlier or later time, the distance from
-UTC is assumed to be that of `_EARLIEST` or `_LATEST`."""
+UTC is assumed to be the same as at `_EARLIEST` or `_LATEST`."""
 _MONTHS_OF_A_CYCLE, _DAYS_OF_A_CYCLE = 4_800, 146_097
 """The number of months, and of days, in 400 years. After 400 years, the calendar repeats."""
 

@@ -32,7 +32,7 @@ class Change(Struct, Generic[V]):
 
     Declare a class for the type of the rows: `class ShopChange(Change[Shop]): pass`.
 
-    The kinds `insert`, `update` and `delete` are those of `Table.changes()`. In a topic of
+    The kinds `insert`, `update` and `delete` mean the same as in `Table.changes()`. In a topic of
     Debezium, `truncate` removes all rows, and a `message` or a marker of a `transaction` belongs to
     no row.
     """
@@ -98,7 +98,7 @@ def may_repeat_names(data: bytes) -> bool:
 def quote_counter_of_changes(changes: type[Change[Any]]) -> Callable[[Sequence[Any]], int] | None:
     """Return a function that counts the quotation marks that the JSON of changes must have.
 
-    Return None if this number cannot be known. The marks are those of the rows, of the names of the
+    Return None if this number cannot be known. It counts the marks of the rows, of the names of the
     three fields of `Change`, and of the kind.
     """
     count_in_rows = quote_counter(row_type(changes))
@@ -241,7 +241,7 @@ _NEVER_NULL = (
 
 
 def _kind_of(envelope: _Envelope) -> bytes:
-    """Return the kind of a change. Raises ValueError if the envelope is not that of a change."""
+    """Return the kind of a change. Raises ValueError if the envelope does not describe a change."""
     operation = envelope.op
     kind = None
     if operation is not None:
@@ -263,7 +263,7 @@ _CHANGE = b'{"kind":"%b","old":%b,"new":%b}'
 def _are_of_key(
     sent: set[str], columns: Mapping[str, Raw], names: Set[str], key: bytes | None
 ) -> bool:
-    """Return whether a row has columns besides those of the record's key, and all are null."""
+    """Return whether a row has columns besides the record's key, and all of them are null."""
     if not sent:
         return True
     of_key = _columns_of_key(key)

@@ -24,7 +24,7 @@ OPTIONAL = ", optional"
 NULLABLE = " or null"
 """The suffix of the type of a field whose value may be null."""
 UNKNOWN_FIELDS, FORBIDDEN = "(unknown fields)", "forbidden"
-"""The entry of an object that must not have fields besides those of the contract."""
+"""The entry of an object that must have only the contract's fields."""
 _ONE_OF = "one of "
 _LIMITS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "pattern")
 """The limits that msgspec checks, by the names of its `Meta`."""

@@ -275,7 +275,7 @@ def _struct_type(kinds: Sequence[ObjectType], where: str) -> str:
     if where.count(".") > _DEEPEST:
         raise TopologyError(
             f"{where[:100]}...: a contract that contains itself has no Spark SQL type.",
-            next_step="Declare the field as Any, or list the nested objects beside each other.",
+            next_step="Declare the field as Any, or put the nested objects into one flat list.",
         )
     return struct_type(_fields(kinds, where))
 

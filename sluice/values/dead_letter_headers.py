@@ -1,4 +1,4 @@
-"""A dead letter's headers: those of the rejected record, then Sluice's, which nobody can forge.
+"""A dead letter's headers: the rejected record's headers, then Sluice's, which nobody can forge.
 
 This module has their names; `engine/batch/dead_letters.py` writes them.
 

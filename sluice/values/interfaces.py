@@ -1,7 +1,7 @@
 """Interfaces between pipelines: a pipeline's topics and stores, with the fields that others use.
 
-A change that a reader cannot take is a breach of the interface. (`shared_topics` is about pipelines
-that write the same topic.)
+A change with which a reader can no longer work is a breach of the interface. (`shared_topics` is
+about pipelines that write the same topic.)
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class ReadableStore(NamedTuple):
     """The parts of a store that other pipelines can use."""
 
     value: str
-    """The type of its values as Spark SQL DDL."""
+    """The type of the store's values as Spark SQL DDL."""
     key: str
-    """The expression of its key."""
+    """The SQL expression that computes the store's key."""
     windows: str | None = None
-    """The definition of its windows; None without windows."""
+    """The definition of the store's windows; None for a store without windows."""
 
 
 @dataclass(frozen=True)

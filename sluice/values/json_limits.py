@@ -27,7 +27,7 @@ MOST_UNTYPED_BYTES = 40_000_000
 Spark stores it in up to three times as many bytes, and can store at most 128 MiB.
 """
 MOST_LEVELS = 100
-"""Maximum nesting of arrays and objects. It is limited because the programs that read the JSON
+"""Maximum nesting of arrays and objects. There is a maximum because the programs that read the JSON
 later are recursive."""
 
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
@@ -143,7 +143,7 @@ class Amounts:
         self._equal = Context(prec=precision, traps=[Inexact, InvalidOperation])
 
     def surely_include(self, amounts: Iterable[Decimal | None]) -> bool:
-        """Return whether all amounts certainly fit. This checks their sum, or the largest amount.
+        """Return whether all amounts certainly fit, by their sum or by the largest amount.
 
         If the result is False, all amounts may still fit: call `require` for each of them. This
         method takes a quarter of the time that these calls take.

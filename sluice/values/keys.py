@@ -118,7 +118,7 @@ def _without_zeros(number: str) -> str:
 def _json(value: Any) -> str:
     """Return a value as JSON within a key.
 
-    Numbers and Booleans are written as such, other single values as strings.
+    Numbers and Booleans stay JSON numbers and Booleans; bytes, dates and times become strings.
     """
     match value:
         case None:

@@ -83,7 +83,7 @@ def message_named(text: str, references: tuple[ReferredSchema, ...], name: str) 
 
 
 class _Files:
-    """The files of a schema: its own file, and those that it imports."""
+    """The files of a schema: its own file, and the files that this file imports."""
 
     def __init__(self, pool: Any, referred: dict[str, str]) -> None:
         self.pool = pool

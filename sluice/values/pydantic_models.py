@@ -191,7 +191,7 @@ class ModelStructs:
         if where.count(".") > _DEEPEST:
             raise TopologyError(
                 f"{where[:100]}...: a model that contains itself has no Spark SQL type.",
-                next_step="Declare the field as Any, or list the nested objects beside each other.",
+                next_step="Declare the field as Any, or put the nested objects into one flat list.",
             )
         _refuse_unstorable(model, where)
         fields = []

@@ -22,8 +22,8 @@ class RegistryFormat:
 
     kind: SchemaKind
     schema: str = ""
-    """The schema of the contract, as text: that of a pulled file, or derived from the class. Empty
-    if the class has parts that the format lacks."""
+    """The schema of the contract, as text: read from a pulled file, or derived from the class.
+    Empty if the class has parts that the format lacks."""
     problem: str = ""
     """The part of the class that the format lacks."""
     advice: str = ""

@@ -16,9 +16,10 @@ A path begins with one byte 0xff for every re-keying, and 0x00. Elements follow:
   a rank, such as the time at which the result was due;
   for a timer that fires after a record, the processor's turn, four bytes;
   the result's key.
-- An event: it follows a release that no record has caused, such as that of a wall-clock timer. It
-  has 0x18, the names of the operator and the timer, and a number for the record or timer that has
-  set the timer. An event identifies the result independently of the batch in which it is sent.
+- An event: it follows a release that no record has caused, such as the release of a wall-clock
+  timer's results. It has 0x18, the names of the operator and the timer, and a number for the record
+  or timer that has set the timer. An event identifies the result independently of the batch in
+  which it is sent.
 
 In a key or a name, 0xff follows each 0x00; a 0x00 without 0xff ends the text.
 """
@@ -142,7 +143,7 @@ def turn_sql(number: int) -> str:
 
 
 def element_sql(position: str) -> str:
-    """Return SQL for the part of a path that names the array element from which a row comes.
+    """Return SQL for the part of a row's path that holds the index of the row's array element.
 
     `position` is SQL for the element's index.
     """

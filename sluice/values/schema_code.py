@@ -79,9 +79,7 @@ class _Writer:
                 inner = present(node)
                 if isinstance(inner, Union):
                     if not all(isinstance(each, Record) for each in inner.branches_with_values):
-                        raise SchemaError(
-                            "a union has no class if some of its types are not records"
-                        )
+                        raise SchemaError("a union with types that are not records has no class")
                     return " | ".join(self.type_of(branch) for branch in branches)
                 null = " | None" if _NULL in branches else ""
                 return f"{self.type_of(inner)}{null}"

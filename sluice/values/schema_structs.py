@@ -233,8 +233,8 @@ def _declared(each: Field) -> Any:
         case Map(), {} if not each.default:
             return msgspec.field(default_factory=dict, name=renamed)
         case _:
-            # Such a default is rare, so it is left out. If a writer omits the field, its records
-            # become dead letters that name the field.
+            # Other defaults are rare, so leave them out. If a writer omits the field, the writer's
+            # records become dead letters that name the field.
             return msgspec.field(name=renamed)
 
 

@@ -18,7 +18,8 @@ class Shape:
     scalar: bool = False
     """True if the value is not an object. Its only field, `value`, is then the value itself.
 
-    An object can also have a single field named `value`. Only this flag distinguishes the two.
+    An object can also have `value` as its only field. Only this flag tells such an object from a
+    scalar.
     """
 
     @classmethod

@@ -95,7 +95,7 @@ class PostgresTable:
         return ""
 
     def folded_name(self, name: str) -> str:
-        """Return the folded name. All names of a column have the same folded name."""
+        """Return the folded name. All spellings of a column's name have the same folded name."""
         return name
 
     def identity_columns(self, *, is_windowed: bool) -> dict[str, str]:
@@ -181,7 +181,7 @@ class DeltaTable:
         return ""
 
     def folded_name(self, name: str) -> str:
-        """Return the folded name. All names of a column have the same folded name."""
+        """Return the folded name. All spellings of a column's name have the same folded name."""
         return name.lower()
 
     def identity_columns(self, *, is_windowed: bool) -> dict[str, str]:

@@ -81,8 +81,9 @@ def stored_type(kind: Any) -> Any:
         hash(kind)
     except TypeError:
         raise TopologyError(
-            f"{kind} is not a type of values.",
-            next_step="Declare the type without annotations, such as Opened | Paid.",
+            f"{kind} cannot be the type of stored values.",
+            next_step="Declare a class or a union of classes, such as Opened | Paid, without "
+            "Annotated[...].",
         ) from None
     return _replaced_type(kind, JsonText | None)
 
@@ -427,7 +428,7 @@ def _parts(kind: Any) -> Iterator[Any]:
 
 
 def _parts_of_values(kind: Any) -> Iterator[Any]:
-    """Yield a stored type and the types within it, including those of the fields of Structs."""
+    """Yield a stored type and the types within it, including the types of Structs' fields."""
     for part in _parts(kind):
         yield part
         if _is_stored(part):

@@ -45,7 +45,7 @@ _CREDENTIALS = struct.Struct("3i")
 _UNTIL_JVM_IS_MISSED_S = 0.3
 """How long to wait, after a run has failed, for the message that the JVM has ended, too."""
 _LONGEST_WAIT_S = 86_400.0
-"""The longest single wait: system calls reject timeouts of many days."""
+"""The longest timeout of one system call: system calls reject timeouts of many days."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Limits:
     """The limits after which a driver takes no more runs."""
 
     at_once: int = 4
-    """The most runs that are processed at the same time. The others wait."""
+    """The maximum number of runs that are processed at the same time. The others wait."""
     idle_s: float = 1_800.0
     """A driver ends after this many seconds without a run."""
     runs: int = 500

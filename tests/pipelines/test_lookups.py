@@ -284,7 +284,7 @@ def test_the_row_that_a_record_found_is_recorded(look: Look, database: Database)
     [
         ({"url": ""}, SettingsError, r"There is no connection 'crm'.*SLUICE_CONNECTION_CRM"),
         ({"url": "nonsense"}, SettingsError, "URL of connection 'crm' cannot be parsed"),
-        ({"url": "nosuch://x/y"}, SettingsError, "has no driver here"),
+        ({"url": "nosuch://x/y"}, SettingsError, "has no driver on this host"),
         ({"column": "nr"}, EngineError, "has a table customers, but no column nr in it"),
         (
             {"url": "sqlite:////no/such/folder/x.db", "retries": 0},

@@ -48,7 +48,7 @@ class AirflowUser(Principal):
         self._permissions: dict[tuple[str, _DagMethod], asyncio.Future[bool]] = {}
 
     def renew(self, user: BaseUser) -> None:
-        """Use the credentials of `user` from now on: they may be newer than the present ones."""
+        """Use the credentials of `user` from now on, because they may be newer."""
         self._user = user
 
     @property

@@ -201,9 +201,11 @@ class App:
         services: Mapping[str, Any] | None = None,
     ) -> None:
         self._plain: dict[str, dict[str, ParameterReader]] = {}
-        """Path without parameters → HTTP method → the reader of the route's parameters."""
+        """Path without parameters → HTTP method → the function that parses a request's
+        parameters."""
         self._patterns: list[tuple[re.Pattern[str], dict[str, ParameterReader]]] = []
-        """Patterns of paths with parameters, and the readers by HTTP method, as in `_plain`."""
+        """Patterns of paths with parameters, each with the parsers by HTTP method, as in
+        `_plain`."""
         paths: dict[str, dict[str, ParameterReader]] = {}
         for route in routes:
             readers = paths.get(route.path)
@@ -265,7 +267,8 @@ class App:
     def _match(self, path: str) -> tuple[dict[str, ParameterReader], dict[str, str]]:
         """Find the routes of a path.
 
-        Return the readers of the routes by HTTP method, and the values of the path's parameters.
+        Return HTTP method → the function that parses a request's parameters, and the values of the
+        parameters in the path.
         """
         plain = self._plain.get(path)
         if plain is not None:

@@ -120,8 +120,8 @@ class Action(StrEnum):
     DROP = "drop"
     """Remove the generation that a replay has built."""
     ROLL_BACK = "roll_back"
-    """Undo a promotion: make the earlier generation current again. The pipeline's
-    file must be that of the earlier generation."""
+    """Undo a promotion: make the earlier generation current again. The pipeline's file must be the
+    earlier generation's file."""
     CHANGE = "change"
     """Compute only new and changed stores from the topics, delete the entries of removed stores,
     keep the state of all others, and then run."""

@@ -79,7 +79,7 @@ class WindowQuery(ReadPoint, frozen=True, kw_only=True):
 
     @property
     def times(self) -> tuple[int | None, int | None]:
-        """Both bounds in epoch milliseconds."""
+        """Both bounds of the windows' starts, in epoch milliseconds."""
         return parse_time("from", self.start_from), parse_time("to", self.to)
 
 

@@ -280,7 +280,7 @@ class RecordSinks:
         offsets: Integers | None,
         results: PartitionResults,
     ) -> tuple[Mask, Mask]:
-        """Return masks of the rows that a step rejected, and of those that it skipped.
+        """Return two masks: of the rows that a step rejected, and of the rows that it skipped.
 
         Only the first failure of a record makes a dead letter. `offsets` has the offset of each
         row's record; None if each record has one row.

@@ -54,7 +54,7 @@ class BatchStart(msgspec.Struct, frozen=True):
         ranges: Sequence[Range] = (),
         shared: Mapping[str, SharedSnapshot] = MappingProxyType({}),
     ) -> Self:
-        """Return the start of a batch, with `times` divided into those for readers and for stages.
+        """Return the start of a batch, with `times` divided for read tasks and for stages.
 
         For `read_clocks`, see `Job.read_clocks`.
         """
@@ -67,12 +67,12 @@ class BatchStart(msgspec.Struct, frozen=True):
         return {**self.read_times, **self.stage_times}
 
     def is_read_like(self, other: BatchStart) -> bool:
-        """Return whether the tasks that read records would do the same with the other start."""
+        """Return whether the reading tasks would do the same if they got the start `other`."""
         return _for_readers(self) == _for_readers(other)
 
 
 def _for_readers(start: BatchStart) -> BatchStart:
-    """Return the part of a batch's start that the tasks that read records use.
+    """Return the part of a batch's start that the reading tasks use.
 
     It lacks the times up to which operators' windows are closed. If the pipeline has no idle
     timeout, such a time is the stream time of the partition that is furthest behind. A task then

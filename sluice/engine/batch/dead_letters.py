@@ -47,10 +47,11 @@ from sluice.values.record_places import Place
 DEAD_LETTER = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("headers", HEADERS)])
 
 MOST_READ = 10_000
-"""The most dead letters of a batch for which the rejected record is read from Kafka again, to get
-its headers."""
+"""The maximum number of a batch's dead letters for which Sluice reads the rejected record from
+Kafka again, to get its headers."""
 _LEFT_OUT_BYTES = 200
-"""The most bytes of the header in which `shorten_dead_letters` lists the parts that it left out."""
+"""The maximum size, in bytes, of the header in which `shorten_dead_letters` lists the parts that it
+left out."""
 
 
 @dataclass(frozen=True)
@@ -292,7 +293,7 @@ _Columns: TypeAlias = tuple[Sequence[str], Sequence[bytes | None]]
 
 @lru_cache(maxsize=1_000)
 def _headers_of_error(reason: str, detail: str, step: str, at: str) -> tuple[_Columns, _Columns]:
-    """Return the headers that describe an error: Sluice's, and those of Kafka Streams.
+    """Return the headers that describe an error: Sluice's, and the ones of Kafka Streams.
 
     Cached, because many records have the same error.
     """

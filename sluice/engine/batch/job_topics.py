@@ -33,7 +33,7 @@ class TopicLimits:
     """The records that a topic accepts, according to its settings. The defaults are Kafka's."""
 
     size: int = 1_048_588
-    """The most bytes that Kafka accepts in one batch of records."""
+    """The maximum size, in bytes, of a batch of records that Kafka accepts."""
     needs_key: bool = False
     """Whether records without a key are rejected, because the topic is compacted."""
     before_ms: int = _ANY_TIME

@@ -101,7 +101,7 @@ def concatenate_records(tables: list[pa.Table]) -> pa.Table:
 
 
 def with_more(headers: pa.ChunkedArray | None, more: pa.Array) -> Texts:
-    """Return each record's headers, and those in `more`, which replace headers of the same name."""
+    """Return each record's headers plus the headers `more`, which replace others of their name."""
     if headers is None:
         return more
     lists = []

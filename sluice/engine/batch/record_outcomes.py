@@ -1,13 +1,12 @@
 """Decides each record's outcome: applied if the record has any effect, or else the first reason.
 
 The task that reads a record knows the outcome of most records. But only the task of an operator
-knows whether the operator uses a record: the record may be late for a session, or repeat an id. If
-a record only gives rows for operators, it therefore counts as applied at first. Each of these rows
-has a number, `undecided`. It encodes how many rows for operators the record has, and the record's
-outcome if no operator uses any of them. An operator reports the rows that it passes over. If such a
-row is its record's only row, the operator's task corrects the counts. Otherwise, the driver
-corrects the counts if all rows of the record were passed over, perhaps by operators of different
-workers.
+knows whether the operator uses a record: the record may be late for a session, or repeat an id.
+Therefore, a record that gives rows only for operators counts as applied at first. Each of these
+rows has a number, `undecided`. It encodes how many rows for operators the record has, and the
+record's outcome if no operator uses any of them. An operator reports the rows that it does not use.
+If such a row is its record's only row, the operator's task corrects the counts. Otherwise, the
+driver corrects the counts if no operator, on any worker, has used a row of the record.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ PASSED_OVER: Mapping[str, Outcome] = {
     "no_window": Outcome.NO_WINDOW,
     "duplicate": Outcome.DUPLICATE,
 }
-"""Reason why operators have passed over all rows of a record → the record's outcome.
+"""Reason why operators have not used any row of a record → the record's outcome.
 
 Late rows are reported separately, because a row may be late for some windows only.
 """
@@ -72,7 +71,7 @@ _SCALE = 16
 """`undecided` is the number of a record's rows times this factor, plus the record's outcome if no
 operator uses any of these rows."""
 UNDECIDED = pa.schema([("origin", pa.int64()), ("rows", pa.int32()), ("outcome", pa.int8())])
-"""The schema of reports of rows that were passed over. The record of such a row has several
+"""The schema of reports of rows that no operator has used. The record of such a row has several
 rows."""
 
 
@@ -118,9 +117,9 @@ class RecordOutcome:
 
 
 class PassedOver:
-    """The rows that operators of a stage have passed over.
+    """The outcomes of rows that operators of a stage have not used, such as late rows.
 
-    Their records have had no other effect.
+    The records of these rows have had no other effect.
     """
 
     def __init__(self) -> None:
@@ -129,7 +128,7 @@ class PassedOver:
         self._reports: list[pa.RecordBatch] = []
 
     def add(self, origins: Integers, undecided: Integers, outcomes: Integers) -> None:
-        """Add rows that operators have passed over.
+        """Add rows that operators have not used.
 
         `undecided` is 0 for a row whose record has another effect, or that comes from no record.
         """

@@ -95,7 +95,7 @@ def subject_of(key: str | None, timer: str = "") -> str:
 
 
 RejectedRow = Mapping[str, Any]
-"""A rejected row: `key`, `value` (JSON of `Rejected`), and its time, window and origin if known."""
+"""A rejected row: `key`, `value` (JSON of `Rejected`), and the time, window and origin if known."""
 
 
 def rejected_rows(collected: Collected) -> list[RejectedRow]:

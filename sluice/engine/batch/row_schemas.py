@@ -57,8 +57,8 @@ STREAM_TIME = -1
 that advance the stream time of the operator `target`."""
 
 REJECTED = 2**31 - 2
-"""The `target` of a row that a step rejected. Its `value` is the JSON of a `Rejected`. All stages
-pass it on."""
+"""The `target` of a row that a step rejected. The row's `value` is the JSON of a `Rejected`. All
+stages pass the row on."""
 
 LAST = 2**62
 """The `sequence` of results that belong neither to a record nor to an advance of stream time, such

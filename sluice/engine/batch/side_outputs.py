@@ -55,8 +55,7 @@ class BatchStats(msgspec.Struct):
     """For a task with rows of several partitions: `TOPIC-PARTITION` → the counts of that
     partition."""
     row_bytes: dict[str, int] = {}
-    """For a task that holds all of its rows in memory at once: the kind of the task → the size of
-    these rows."""
+    """Kind of a task that holds all of its rows in memory at once → the size of its rows."""
     step_rows: dict[str, int] = {}
     """The numbers of rows that steps have received, and of their results (`plan/step_counts.py`).
     """
@@ -119,7 +118,7 @@ class SideOutputs:
         self._add(Label(part), msgspec.json.encode(stats))
 
     def add_stats_of_reading(self, part: str, stats: BatchStats) -> None:
-        """Add the stats of a task that reads records. The driver gets the stream times at once."""
+        """Add the stats of a task that reads records, and pass its stream times to `note_times`."""
         self.add_stats(part, stats)
         if self.note_times is not None:
             self.note_times(stats.stream_times)
@@ -145,7 +144,7 @@ class SideOutputs:
         return page
 
     def add_undecided(self, part: str, reports: pa.Table) -> None:
-        """Add reports of rows that operators have passed over (see `record_outcomes`)."""
+        """Add reports of rows that operators have not used (see `record_outcomes`)."""
         for page, rows in enumerate(_pages(reports)):
             self._add(Label(f"{_UNDECIDED}{part}", page=page), pack_table(rows))
 

@@ -51,7 +51,7 @@ OF_WORKERS = (DUE, WALL)
 
 
 def times_of_operators(times: Mapping[str, int]) -> dict[str, int]:
-    """Return the stream times that a snapshot shows: those of operators.
+    """Return the operators' stream times, which a snapshot shows.
 
     The other times, such as when each partition last had a record, depend on where batches end.
     """
@@ -136,9 +136,9 @@ class StreamTimes:
 def split_times(
     times: Mapping[str, int], clocks: Collection[str]
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Divide the times into those for tasks that read records, and those for stages only.
+    """Divide the times into times for tasks that read records, and times that only stages use.
 
-    `clocks` are the names under which tasks that read keep stream times.
+    `clocks` are the names under which the reading tasks keep stream times.
     """
     of_readers: dict[str, int] = {}
     of_stages: dict[str, int] = {}

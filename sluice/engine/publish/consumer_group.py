@@ -1,7 +1,8 @@
 """Commits a pipeline's offsets to a consumer group, for the tools that show groups' lag.
 
-Nothing in Sluice reads these offsets: the ledger and the markers say where the next batch begins. A
-failure with the group therefore neither ends a run nor keeps a batch from being written.
+Nothing in Sluice reads these offsets: the ledger and the markers say where the next batch begins.
+If the offsets cannot be committed to the group, the run therefore continues, and the batch is
+written.
 """
 
 from __future__ import annotations

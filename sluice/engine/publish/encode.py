@@ -361,7 +361,7 @@ def accepted_records(
     if "timestamp" in table.column_names:
         now = time.time_ns() // 1_000_000
         # A record without a timestamp, or with timestamp 0, gets the time at which it is sent. So
-        # treat its timestamp as the present time here.
+        # treat its timestamp as the current time here.
         times = np.asarray(
             pc.fill_null(table.column("timestamp").cast(pa.int64()), 0).to_numpy(),
             np.int64,

@@ -59,8 +59,8 @@ class JsonColumnEncoder:
     _misses: int = field(default=0, init=False)
     """The number of consecutive pieces that could not be encoded as a whole."""
     _skipped: int = field(default=0, init=False)
-    """The number of consecutive pieces whose texts were encoded singly, without a first attempt to
-    encode the whole piece."""
+    """The number of consecutive pieces whose texts were encoded one by one, because no attempt was
+    made to encode the whole piece."""
     _is_columnar: bool = field(default=True, init=False)
 
     def encode(self, texts: pa.Array, one_by_one: Callable[[int, pa.Array], pa.Array]) -> pa.Array:
@@ -140,7 +140,7 @@ def _require_no_texts(lines: pa.Buffer, names: tuple[str, ...], values: pa.Struc
 
 
 def _count_strings(values: pa.Array) -> int:
-    """Return the least number of names and strings in the JSON of the values."""
+    """Return the minimum number of names and strings in the JSON of the values."""
     present = present_values(values)
     if pa.types.is_string(values.type):
         return len(present)

@@ -352,7 +352,7 @@ class TransactionalOutput:
             yield
         except KafkaException as error:
             # An error of this kind does not say why the transaction has failed. A commit raises the
-            # broker's error, which does.
+            # broker's error, which says why.
             if error.args[0].code() == KafkaError._STATE:
                 self._producer.commit_transaction(TIMEOUT_S)
             raise
@@ -364,7 +364,7 @@ class TransactionalOutput:
 
     @property
     def _earlier_ends(self) -> Positions:
-        """The end offsets of all earlier batches, including those of earlier generations."""
+        """The end offsets of all earlier batches, including batches of earlier generations."""
         if self.newest_marker is None:
             return {}
         return self.newest_marker.with_earlier.ends
@@ -423,7 +423,7 @@ def checksum(table: pa.Table) -> int:
 class _Chunk:
     """Some records for a topic, converted to lists once.
 
-    Every output record of the driver goes through here.
+    Every output record of the driver goes through such a chunk.
     """
 
     records: pa.RecordBatch

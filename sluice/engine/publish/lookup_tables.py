@@ -23,7 +23,7 @@ class LookupTables:
     values: dict[int, dict[str, str]] = field(default_factory=dict)
     """Group number of a table → key → JSON of an array with the value."""
     with_headers: frozenset[int] = frozenset()
-    """The group numbers of the tables that keep headers."""
+    """The tables that keep headers, by group number."""
 
     @classmethod
     def load(cls, job: Job, shard: str, as_of: int | None) -> LookupTables:

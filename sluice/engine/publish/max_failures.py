@@ -26,8 +26,8 @@ _REJECTED = ("dead_letter/", "dropped/")
 _NOT_REJECTED = {
     outcome.count for outcome in (*PASSED_OVER.values(), Outcome.REJECTED, Outcome.SKIPPED)
 }
-"""Counts that have one of these prefixes, but are not of unreadable records: operators ignored the
-records, as in Kafka Streams, or a step failed for them."""
+"""Counts that begin like the counts of unreadable records, but count records that operators
+ignored, as in Kafka Streams, or for which a step failed."""
 
 LEAST_REJECTED = 100
 """If the limit is a share, fewer rejected records than this never end a run, even if all records of

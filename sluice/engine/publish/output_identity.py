@@ -2,7 +2,7 @@
 
 A topic that is deleted and created again has lost the records that the pipeline had written, and
 perhaps its settings. Therefore the marker of each batch has the ids of the topics that the batch
-was written to. A run compares these ids with the topics' present ids: before it creates a missing
+was written to. A run compares these ids with the topics' current ids: before it creates a missing
 topic, before each batch's output, and at its end.
 """
 

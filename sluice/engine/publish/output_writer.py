@@ -102,7 +102,7 @@ class OutputWriter:
     def dead_letters(self, output: BatchOutput) -> list[pa.Table]:
         """Return the dead letters that `write` must get.
 
-        These are the dead letters of tasks, and those of steps after operators and stores.
+        These are the dead letters of tasks, and of steps after operators and stores.
         """
         of_tasks = output.collected.records(self.job.pipeline.dead_letters)
         return [*of_tasks, with_record_headers(output.dead_letters, self.destinations.headers_at)]
@@ -188,8 +188,8 @@ class OutputWriter:
 
         They are written as they were read, so they are not encoded.
         """
-        # Several groups may send their late records to one topic. The topic's records were
-        # collected together, so write them only once.
+        # Several groups may send their late records to one topic. All late records for the topic
+        # are in one list, so write the list only once.
         late_sinks: dict[str, Sink] = {}
         for group in self.job.groups:
             if group.late is not None:

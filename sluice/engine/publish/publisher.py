@@ -145,7 +145,7 @@ class BatchResult:
     """The stream times after the batch."""
 
     has_new_times: bool
-    """Whether a task has reported a time. A task does this if it has read records or fired
+    """Whether a task has reported a time. A task reports a time if it has read records or fired
     timers."""
 
     @property

@@ -164,10 +164,10 @@ def with_positions(job: Job, rows: pa.Table) -> pa.Table:
     """Add the position columns to sorted rows from operators.
 
     Rows that the clock causes, such as the results of timers, come from no record. Their topic is
-    empty, and their offset is the time at which they were due, in epoch ms. Their row number is a
-    hash. It covers the operator, the key, the timer's name, the number of the record or timer that
-    set the timer, and the number of the result. Their position therefore does not depend on the
-    batch in which the timer fires.
+    empty, and their offset is the time at which they were due, in epoch ms. In place of a row
+    number, they have a hash of the operator, the key, the timer's name, the number of the record or
+    timer that set the timer, and the number of the result. Their position therefore does not depend
+    on the batch in which the timer fires.
     """
     topics = job.topics_by_source
     places: list[tuple[str, int, int, int]] = []

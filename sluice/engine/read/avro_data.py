@@ -15,7 +15,7 @@ from sluice.values.avro_schemas import Array, Choice, Fixed, Map, Node, Primitiv
 Read: TypeAlias = Callable[[bytes, int], tuple[Any, int]]
 """Reads a value that begins at a place, and returns it with the place after it."""
 _MOST_WITHOUT_BYTES = 1_000
-"""The most items of a block that has fewer bytes than items."""
+"""The maximum number of items in a block that has fewer bytes than items."""
 _LAST_SHIFT = 63
 _FLOAT, _DOUBLE = Struct("<f"), Struct("<d")
 _NULL = Primitive("null")

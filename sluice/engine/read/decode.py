@@ -507,7 +507,7 @@ class ValueDecoder:
     def _have_usual_years(self, values: list[Any]) -> bool:
         """Return whether all times are in the years 2 to 9998.
 
-        A change of their zone then keeps them in the years 1 to 9999.
+        If such a time is converted to another zone, it stays in the years 1 to 9999.
         """
         if self.source.contract is None:
             return True
@@ -546,7 +546,7 @@ class ValueDecoder:
     def _collectors(
         self, kind: type[msgspec.inspect.Type]
     ) -> list[tuple[str, Callable[[Sequence[Any]], list[Any]]]]:
-        """Return, for each part of the contract that has this kind, its path and its collector."""
+        """Return the path and the collector of each part of the contract that has this kind."""
         collectors: list[tuple[str, Callable[[Sequence[Any]], list[Any]]]] = []
         for part in contract_parts.parts_of(self.source.value_class):
             if isinstance(part.kind, kind):

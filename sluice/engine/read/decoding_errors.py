@@ -60,7 +60,7 @@ def _are_plain(texts: Sequence[bytes]) -> bool:
 
 
 def _count_quotes(text: bytes) -> int:
-    """Return the number of quotation marks around strings in JSON, without those inside strings."""
+    """Return the number of quotation marks around strings in JSON, not of marks inside them."""
     count = text.count(b'"')
     if b"\\" in text:
         count -= text.replace(b"\\\\", b"").count(b'\\"')

@@ -44,8 +44,8 @@ class TableReader(RecordReader):
     with_headers: frozenset[str] = frozenset()
     """The topics of the tables that keep headers."""
     keyed: bool = False
-    """Whether records are rejected if their Kafka key cannot be a key. The reader of streams does
-    this, too."""
+    """Whether records are rejected if their Kafka key cannot be a key. The stream reader rejects
+    these records, too."""
 
     columns = (
         "group_id INT, key STRING, window_start BIGINT, window_end BIGINT, value STRING, "
@@ -77,7 +77,7 @@ class TableReader(RecordReader):
             if table.keeps_headers:
                 with_headers.add(topic)
         # Some joins need the order of records, so they read these tables as streams, too. Only the
-        # reader of streams counts the records of such a table.
+        # stream reader counts the records of such a table.
         uncounted = frozenset(source.topic for source in job.streams)
         return cls(
             side_outputs, job.pipeline.dead_letters, decoders, groups,
@@ -100,7 +100,7 @@ class TableReader(RecordReader):
         applied: list[Any] = []
         records: list[int] = []
         for place, (row, value) in enumerate(zip(rows, values, strict=True)):
-            # The reader of streams makes the dead letters of these records, so skip them here.
+            # The stream reader makes the dead letters of these records, so skip the records here.
             if place in counted_as_rejected:
                 continue
             if place in unfit:
@@ -146,7 +146,7 @@ class TableReader(RecordReader):
         output: PartitionOutput,
         clock: int,
     ) -> set[int]:
-        """Return the indices of records that the reader of streams rejects if it reads this topic.
+        """Return the indices of records that the stream reader rejects if it reads this topic.
 
         The stream reader counts these records and writes their dead letters. Operators do not
         get them, so the table must not get them either.

@@ -64,13 +64,13 @@ PIECE = 4_000
 """How many texts are read at once. One invalid text makes a whole piece slow, and each piece has a
 fixed cost: the time of about 250 texts."""
 _MOST_MISSES = 3
-"""After this many pieces in a row that cannot be read, no more pieces are tried, because most of
-them probably cannot be read, either."""
+"""After this many consecutive pieces that cannot be read, stop trying, because most further pieces
+probably cannot be read, either."""
 _SAMPLE_EVERY = 100
 """Of this many texts, one is examined for fields that the contract lacks."""
 _MOST_PARTS = 500
-"""The most fields that Arrow reads. Each field needs memory for all texts, even if few texts have
-the field."""
+"""The maximum number of fields that Arrow reads. Each field needs memory for all texts, even if few
+texts have the field."""
 
 
 class TextRun(NamedTuple):
@@ -232,7 +232,7 @@ class JsonColumns:
     def _require_no_amounts_as_text(self, lines: pa.Buffer, strings: int) -> None:
         """Raise UnsureError if an amount may be a text, because Arrow does not check its form.
 
-        `strings` is the least number of names and strings that the contract's fields have in the
+        `strings` is the minimum number of names and strings that the contract's fields have in the
         lines.
         """
         if not self._amounts or count_of(lines, '"') == 2 * strings:

@@ -32,8 +32,8 @@ RECORDS = pa.schema([
 headers: Arrow lists are slow even for records without headers. The leader epoch is the number of
 the partition leader's term in which the record was written; null if it is unknown."""
 _SETTINGS = {
-    # The most memory for fetched records that the task has not taken yet. The client keeps fetching
-    # while it has less, and a compressed fetch may be several times as large in memory.
+    # The maximum memory for fetched records that the task has not taken yet. The client keeps
+    # fetching while it uses less, and a compressed fetch may be several times as large in memory.
     "queued.max.messages.kbytes": 4_096,
     "max.partition.fetch.bytes": 1_048_576,
 }

@@ -7,8 +7,8 @@ several small batches give the same results as one large batch.
 A batch ends at a time T: it takes all records with a sequence below T. Kafka's index of timestamps
 finds a suitable T in a few requests. But the index includes transaction markers and aborted
 records. Readers of committed records do not see these, and their timestamps may be years later than
-those of the neighbouring records. The search therefore continues in the records themselves, from
-the offset that the index gives.
+the timestamps of the neighbouring records. The search therefore continues in the records
+themselves, from the offset that the index gives.
 """
 
 from __future__ import annotations
@@ -151,8 +151,9 @@ class Backlog:
     def _limited_to_backlog(self, time: int, index: Offsets) -> dict[Partition, int]:
         """Return the index's offsets, limited to the backlog.
 
-        If a partition had a timestamp of at least `time` before its position, the batch takes no
-        records from it: their sequences are at least `time`, too.
+        If a record before a partition's position has a timestamp of at least `time`, the batch
+        takes no records from the partition: the sequences of the unread records are at least
+        `time`, too.
         """
         limited: dict[Partition, int] = {}
         for partition in self.partitions:

@@ -146,7 +146,7 @@ def _varint(number: int) -> bytes:
 
 
 def fill(message: Any, value: Any, path: str = "$") -> None:
-    """Set the fields of a message to those of plain data. Raises UnwritableError."""
+    """Set the fields of a message to the fields of plain data. Raises UnwritableError."""
     if not isinstance(value, dict):
         raise UnwritableError(f"{path}: {shortened(str(value))} is no object")
     fields = message.DESCRIPTOR.fields_by_name

@@ -300,7 +300,7 @@ def _decoded_by_author(
 
 
 def key_texts(keys: list[bytes | None]) -> Iterator[Key]:
-    """Kafka keys as text. A key that is not UTF-8 becomes the error of its decoding."""
+    """Yield Kafka keys as text; for a key that is not UTF-8, yield the decoding error."""
     for key in keys:
         try:
             yield None if key is None else key.decode()

@@ -258,7 +258,7 @@ def _ids(data: Data, begins: Places, ends: Places) -> dict[SchemaRef, Places | N
 
 
 def _message(data: Data, begins: Places, ends: Places) -> tuple[int, Places]:
-    """Return the number of the message type, equal for all values, and where messages begin."""
+    """Return the number of the values' common message type, and where the messages begin."""
     if (ends - begins).min() < 1:
         raise UnsureError
     first = data.bytes[begins]

@@ -1,4 +1,4 @@
-"""Reads headers of single records again.
+"""Reads the headers of individual records from Kafka again.
 
 Dead letters need these headers if the rows of the failed step do not have them.
 """

@@ -216,7 +216,7 @@ class BatchLoop:
     def _start(self, plan: PlannedBatch, begins: Positions, times: Mapping[str, int]) -> BatchStart:
         clocks = self.query.job.read_clocks
         shared: Mapping[str, SharedSnapshot] = {}
-        # A batch whose records have only been read ahead has no snapshots yet.
+        # The snapshots of other pipelines are not chosen yet when a batch's records are read ahead.
         if plan.snapshots:
             shared = shared_snapshots(self.ledger, self.query.job, plan.snapshots)
         ranges = _ranges(begins, plan.ends)

@@ -86,7 +86,7 @@ class _BatchFunction:
 
     It waits for the batch's turn. It must not refer to the `BatchQuery`: the JVM's query keeps this
     function, and the `BatchQuery` keeps the query. Such a cycle would go through Python and the
-    JVM, and neither could free it.
+    JVM, and neither of their garbage collectors could free it.
     """
 
     read_times: ReadTimes

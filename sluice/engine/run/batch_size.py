@@ -31,8 +31,8 @@ SAFE_RECORDS = 100
 """A batch may always have this many records."""
 _UNKNOWN_RECORDS, _FIRST_RECORDS, _MOST_RECORDS = 600_000, 1_200_000, 2_000_000
 _FIRST_TO_ADD_UP = 1_000_000
-"""The most records of the first batches if tasks add up records. Each record may be the first of
-its key and window, and so become a row."""
+"""The maximum number of records in each of the first batches if tasks add up records. Each record
+may be the first of its key and window, and so become a row."""
 _ENOUGH_RECORDS = 10_000
 """A batch with fewer records does not show how large the rows of a large batch would be. This does
 not matter if batches are small."""
@@ -40,7 +40,7 @@ not matter if batches are small."""
 
 @dataclass
 class BatchSize:
-    """The most records of a run's next batch."""
+    """The maximum number of records in a run's next batch."""
 
     memory_mb: int
     given: int | None = None

@@ -1,4 +1,4 @@
-"""Checks that a changed pipeline keeps what other pipelines read of its topics and stores.
+"""Checks that a changed pipeline keeps what other pipelines read from its topics and stores.
 
 A reader refuses a store that lacks something that the reader needs. This module refuses the change
 of the store already, before the changed pipeline runs.

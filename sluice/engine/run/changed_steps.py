@@ -40,7 +40,7 @@ def changed_steps(before: str, now: str) -> list[str]:
 
 
 def _missing(lines: Sequence[str], others: Sequence[str]) -> list[str]:
-    """Return the steps in lines that are not in other lines, whatever their indentation."""
+    """Return the steps that are in `lines` but not in `others`, ignoring indentation."""
     not_found = Counter(map(str.strip, others))
     missing: list[str] = []
     for step in map(str.strip, lines):

@@ -147,8 +147,8 @@ class StoreChanges:
                 next_step=next_step,
             )
         old, new = before.stores_by_name, now.stores_by_name
-        # A processor writes all of its stores together. So if one store has changed, all of them
-        # are recomputed.
+        # A processor fills all of its stores. So if one of its stores has changed, all of them are
+        # recomputed.
         recomputed: set[str] = set()
         for name in processors.keys() & old.keys():
             if _store_change(old[name], new[name]):
@@ -324,7 +324,7 @@ def _gained_or_lost_stores(
 ) -> Iterator[str]:
     """Yield the stores that a processor has gained or lost.
 
-    This is compatible, because a new store starts empty.
+    Such a change is compatible, because a new store starts empty.
     """
     for stores, others in ((old, new), (new, old)):
         for name, store in stores.items():

@@ -77,7 +77,8 @@ class JobRun:
     generation: int | None = None
     """The generation to write; None for the current one."""
     max_records: int | None = None
-    """The most records of a batch; None if the limit follows from the memory in the settings."""
+    """The maximum number of records in a batch; None if the limit follows from the memory in the
+    settings."""
     patience: Patience = PATIENCE
     steps: Sequence[ReplayStep] | None = None
     """For a rebuild, the batches to run. They write no output, because it has already been
@@ -96,7 +97,7 @@ class JobRun:
             return self.run_with(ledger)
 
     def run_with(self, ledger: Ledger) -> int:
-        """Do the same as `run` with an open ledger."""
+        """Do the same as `run`, but with a ledger that is already open."""
         self._require_host_of_shards(ledger)
         with self._lease(ledger) as lease:
             return self._run_all(ledger, lease)
@@ -161,7 +162,7 @@ class JobRun:
         return current_lease(ledger, pipeline, holder, self.patience, self.generation)
 
     def _run(self, ledger: Ledger, lease: Lease, storage: Storage) -> tuple[int, bool]:
-        """Read all records of the present partitions.
+        """Read all records of the partitions that exist now.
 
         Return the number of records, and whether this function must be called again.
 
@@ -171,7 +172,7 @@ class JobRun:
         return replace(self, job=job)._run_present(ledger, lease, replace(storage, job=job))
 
     def _run_present(self, ledger: Ledger, lease: Lease, storage: Storage) -> tuple[int, bool]:
-        """Read all records of the present partitions of the present topics.
+        """Read all records of the partitions that exist now, in the topics that exist now.
 
         Return the same as `_run`.
         """
@@ -462,7 +463,7 @@ class JobRun:
         """
         formerly = ledger.renames.former_names(self.job.pipeline.name)
         for former in formerly:
-            # Under the former name, runs failed until the file had the new name.
+            # Runs under the former name have failed while the file still had that name.
             ledger.failures.clear(former, *KINDS)
         writers = table_sinks(self.job, self.settings, spark, formerly)
         published: Published | None = None
@@ -556,7 +557,7 @@ class _Setup:
     source: KafkaInput
     query: JobQuery
     info: GenerationInfo
-    """The generation's description by the present pipeline."""
+    """The generation's description, made from the pipeline as it is now."""
     registered: GenerationInfo | None
     """The generation's description that the last run registered; None if it has no snapshot."""
     clocks: Clocks

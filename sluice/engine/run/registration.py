@@ -77,7 +77,7 @@ def _format_of(sink: Sink) -> str:
 
 
 def stores_read_by(job: Job) -> dict[str, dict[str, list[str]]]:
-    """Return other pipeline → its stores that a job reads, each with the types of the values."""
+    """Return other pipeline → the stores that a job reads from it, with the types of values."""
     reads: dict[str, dict[str, list[str]]] = {}
     for store, kind in job.shared_stores:
         reads.setdefault(store.pipeline, {}).setdefault(store.store, []).append(kind)

@@ -69,7 +69,7 @@ class RunTopics:
             self._when_settled(outputs.require_never_written)
 
     def begin(self, output: TransactionalOutput) -> None:
-        """Expect the present topics to stay the same for the whole run.
+        """Expect the topics that exist now to stay the same for the whole run.
 
         Raise OutputError if the pipeline has written its newest batch to other topics.
         """

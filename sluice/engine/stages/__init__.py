@@ -1,1 +1,1 @@
-"""Runs operators in stages: makes their rows, runs the operators, and sends their results on."""
+"""Runs operators in stages: makes their rows, runs the operators, and passes their results on."""

@@ -241,7 +241,8 @@ class Ingest(TaskOfBatch):
     def _advancing(self, batch: pa.RecordBatch, side: Edge, passed: Mask) -> Mask:
         """Return a mask of the records that advance stream time.
 
-        They have a key and a value if the operator needs them.
+        Records that lack a key or a value that the operator needs do not advance it, except if
+        every record counts.
         """
         if side.counts_every_record:
             return self._are_of(batch, side.topics)

@@ -302,7 +302,7 @@ def _edge_columns(edge: Edge, kinds: list[str]) -> list[Column]:
 
 
 def _argument_types(job: Job, edge: Edge, earlier: list[str], kinds: list[str]) -> list[str]:
-    """Return the types of an aggregate's arguments. `earlier` has the types from earlier edges.
+    """Return the types of an aggregate's arguments. `earlier` has their types so far.
 
     A cogrouped stream has no type for the arguments of other streams.
 

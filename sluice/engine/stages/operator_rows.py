@@ -57,7 +57,7 @@ _BEFORE_ALL = (BEFORE_ALL, BEFORE_ALL)
 
 @dataclass(frozen=True)
 class OperatorRows:
-    """Rows of one operator, in the order in which it processes them."""
+    """Rows of one operator, in the order in which the operator processes them."""
 
     columns: Mapping[str, pa.Array]
     """The columns of `COLUMNS`, without stream times."""
@@ -65,8 +65,8 @@ class OperatorRows:
     """The stream times `before` and `after` each row, and for a join also `left` and `right`; see
     `Row`."""
     _part_of: tuple[Self, Indices] | None = None
-    """Set if the columns are made when they are first read: other rows, and the indices of these
-    rows among the other rows."""
+    """Set if these rows are a part of other rows, and each column is made when it is first read:
+    the other rows, and the indices of these rows in them."""
 
     @classmethod
     def of(cls, batches: list[dict[str, pa.Array]], timeline: Timeline | None) -> Self:

@@ -45,8 +45,8 @@ from sluice.values.windowed_keys import split_windowed_key
 _NUMBER = "number"
 """The name of a column with the numbers of rows."""
 _ROWS_UNCHECKED = 100
-"""Each time that a task has processed this many rows, it checks whether it has so many results that
-it must pass them on."""
+"""Each time that a task has processed this many rows, it checks whether it holds too many results
+and must pass them on."""
 
 
 class OperatorRun:
@@ -616,7 +616,7 @@ class OperatorRun:
                 yield State(number, key, None, replaces=replaced)
 
     def shared_states(self) -> Iterator[State]:
-        """Yield the states that belong to no single key: tables' copied rows, and shared state."""
+        """Yield the states that belong to no key: tables' copied rows, and shared state."""
         yield from self.copied_rows.states_to_store()
         if (shared := self.operator.shared) is not None:
             yield State(

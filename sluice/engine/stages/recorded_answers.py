@@ -148,7 +148,7 @@ class RecordedAnswers:
     def _id(self, position: Position, row: Row) -> str:
         """Identify a row by its record and by the input of its call.
 
-        So the id stays the same if batches end elsewhere, or if earlier steps change.
+        So the id stays the same if the batches have other boundaries, or if earlier steps change.
         """
         sequence, origin, _ = position
         place: tuple[str, int, int] | None = None

@@ -45,8 +45,8 @@ class StoreLookup(Lookup):
     ) -> None:
         """Set where the batch reads the store.
 
-        `locations` are the addresses of this pipeline's own shards. Their passwords may also be
-        those of the store's shards. `token` is the token of the state servers.
+        `locations` are the addresses of this pipeline's own shards. The store's shards may have the
+        same passwords. `token` is the token of the state servers.
         """
         self._snapshot = shared.get(str(self._store))
         self._locations, self._token = locations, token

@@ -194,7 +194,7 @@ class ShuffleTargets(RowsForTargets):
 
     @classmethod
     def of(cls, number: int, known: KnownTypes) -> tuple[Self, KnownTypes]:
-        """Return the targets after a stage, and the known types with those of its edges.
+        """Return the targets after a stage, and the known types with the types of its edges added.
 
         `known` has the types of the stage's results. Raises NeedsSparkError if Spark must compute
         the rows for the targets.

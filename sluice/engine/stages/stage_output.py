@@ -162,9 +162,9 @@ class StageOutput:
     """Results since `hold`. Listeners get them when `release` is called."""
     _rows_before_hold: int = 0
     passed_over: PassedOver = field(default_factory=PassedOver)
-    """The rows that operators have passed over."""
+    """The outcomes of rows that operators have not used."""
     _passed_over: list[tuple[int, int, bytes, int, Outcome]] = field(default_factory=list)
-    """For each row that was passed over since `settle`: operator, origin, path, side, and
+    """For each row that an operator has not used since `settle`: operator, origin, path, side, and
     outcome."""
 
     @property
@@ -410,7 +410,7 @@ class StageOutput:
             self._pass_over(PASSED_OVER[reason])
 
     def _pass_over(self, outcome: Outcome) -> None:
-        """Record that the current row has no effect, because the operator has passed over it."""
+        """Record that the current row has no effect, because the operator does not use it."""
         sequence, origin, path = self.position
         if self.released is not None or not has_origin(sequence):
             return
@@ -420,7 +420,7 @@ class StageOutput:
             self._passed_over.append(noted)
 
     def settle(self, operator: StageOperator, rows: OperatorRows) -> None:
-        """Determine the outcomes of the records whose rows the operator has passed over.
+        """Determine the outcomes of the records whose rows the operator has not used.
 
         `rows` are the rows that the operator has processed one by one.
         """
@@ -620,7 +620,7 @@ def _result_columns(
 
 
 def _numbers_within(causes: Indices) -> Indices:
-    """Return the number of each result among its cause's results, which follow each other."""
+    """Return numbers from 0 for the results of each cause, which follow each other."""
     indices = np.arange(len(causes))
     is_first = np.diff(causes, prepend=-1) != 0
     return indices - np.maximum.accumulate(np.where(is_first, indices, 0))

@@ -203,8 +203,8 @@ class Timeline:
         Each advance of a side is a row of this side, with the stream time after this row.
         Call this only for topics with one partition.
         """
-        # Kafka Streams searches for unmatched records only when it processes a record that is not
-        # out of order.
+        # Kafka Streams searches for unmatched records only when it processes a record that is in
+        # order.
         is_in_order = self._complete & (self._times == self._partitions[0].all_rows.after[1:])
         searches: list[tuple[Indices, Times]] = []
         for side in (LEFT, RIGHT):

@@ -245,7 +245,7 @@ def _causes(
     columns: Mapping[str, pa.Array],
     rows: Any,
 ) -> list[str]:
-    """Return each failed row's error: that of the first part of the expression that fails."""
+    """Return each failed row's error: the error of the first part of the expression that fails."""
     texts = np.full(len(rows), NO_RESULT, object)
     indices = pa.array(rows)
     failed_columns: dict[str, pa.Array] = {}

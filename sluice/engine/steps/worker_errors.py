@@ -37,7 +37,7 @@ _FRAME = re.compile(r'File "([^"\n]*)", line (\d+) in (\S+)')
 def worker_error(job: Job, message: str) -> SluiceError | None:
     """Return the EngineError that a task raised, or an error if a Python worker has ended.
 
-    Return None if Spark's message shows neither.
+    Return None if Spark's message shows no such error.
     """
     raised = _RAISED.findall(message)
     if raised:

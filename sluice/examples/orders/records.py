@@ -17,8 +17,8 @@ _ORDERS_PER_SECOND = 200
 """The number of orders per second of event time."""
 
 MAX_DISORDER_S = 10
-"""An order may be at most this many seconds older than the orders before it. This is less than the
-windows' grace, so no order is late."""
+"""An order's time is at most this many seconds before the times of the orders sent earlier. This is
+less than the windows' grace, so no order is late."""
 
 _LATE_BY_S = 120
 _GOOD = ""

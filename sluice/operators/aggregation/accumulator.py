@@ -1,4 +1,4 @@
-"""The interface of aggregate functions. All take single rows, and some take whole columns.
+"""The interface of aggregate functions. All can add one row at a time, and some also whole columns.
 
 `add` returns a new accumulator and leaves the old one unchanged, so that a failed record can be
 undone. Accumulators that may be large are modified in place instead, and their changes can be

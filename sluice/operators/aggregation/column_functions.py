@@ -2,8 +2,8 @@
 
 Only functions whose accumulators accept whole columns are computed here. A function that picks,
 such as `last` or `max_by`, depends on the order of the records; the other functions do not. None of
-the functions can fail for a record. The results equal those of `Functions`, which adds one record
-after the other.
+the functions can fail for a record. The results are the same as with `Functions`, which adds one
+record after the other.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Aggregations over windows that contain a fixed number of a key's records.
 
 The order of the records decides which window they belong to; their times do not matter. The result
-is a table by key: the result of each window replaces that of the previous window. A result's time
+is a table by key: the result of each window replaces the previous window's result. A result's time
 is the largest time of the window's records. Records without a key or a value are dropped and not
 counted.
 """

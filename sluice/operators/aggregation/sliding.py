@@ -37,7 +37,8 @@ class SlidingAggregate(WindowAggregation):
         """The windows that were forgotten before the current row."""
 
     def _add_row(self, state: Windows, row: Row, out: Output) -> None:
-        # As in Kafka Streams, sliding windows drop records without a value. Other windows do not.
+        # As in Kafka Streams, sliding windows drop records without a value, but other windows
+        # aggregate them.
         if row.key is None or row.value is None:
             out.count("null_key" if row.key is None else "null_value")
             return

@@ -134,7 +134,7 @@ def neighbourhoods_of(
 
 
 def are_apart(begins: Integers, ends: Integers, gap: int) -> Mask:
-    """Return a mask of the stored sessions that begin at most a gap after another stored session.
+    """Return a mask of the stored sessions that begin at most a gap after an earlier session's end.
 
     The two were not merged, because the first had closed for the partition whose record began the
     second, but not yet for all partitions. `begins` and `ends` are the places of the sessions.

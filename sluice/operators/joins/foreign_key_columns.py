@@ -1,8 +1,9 @@
 """Finds all results of a foreign-key join at once, for the rows of many foreign keys.
 
-A left row *stays* at a foreign key until a row replaces or removes it. Its stay begins with the row
-that makes it refer to this key, or with the batch. A change of the right row is joined with all
-left rows that stay at the key at that moment.
+A left row *stays* at a foreign key until a newer row with the same primary key replaces or deletes
+it. Its stay begins with its own arrival in the batch; if it arrived in an earlier batch, its stay
+begins with the batch. A change of the right row is joined with all left rows that stay at the key
+at that moment.
 """
 
 from __future__ import annotations
@@ -209,7 +210,7 @@ def _results_of_left(
     has_result = is_left & ~rows.is_old & rows.has_value & (had_right | is_left_join)
     is_moved = is_left & (rows.sides == MOVED)
     # For a deleted left row, the row with the new value sends the tombstone in a left join. In an
-    # inner join, the row with the old value sends it.
+    # inner join, the row with the old value sends the tombstone.
     sends_tombstone = np.where(
         rows.is_old, rows.has_value & (not is_left_join), rows.has_value | is_left_join
     )
@@ -229,7 +230,7 @@ def _results_of_right(
     *,
     is_left_join: bool,
 ) -> Results:
-    """Return a result for each change of a right row and each left row that stays at its key."""
+    """Return a result for each pair of a changed right row and a left row that stays at its key."""
     left, right = pa.array(stays), pa.array(right_rows)
     joined = joined_texts(changes.values.take(left), rows.columns["value"].take(right))
     values = pc.if_else(pa.array(rows.has_value[right_rows] | is_left_join), joined, None)

@@ -73,8 +73,8 @@ class UnmatchedSearch(msgspec.Struct, array_like=True):
         """Return the new `since` if both sides still have waiting records.
 
         In Kafka Streams, a search stops at the first record after the earliest records of both
-        sides. The new `since` is the time of this record. Of records with the same time, those of
-        the right side come first.
+        sides. The new `since` is the time of this record. Of records with the same time, the right
+        side's records come first.
         """
         left, right = self.waiting
         if left[0] >= right[0]:

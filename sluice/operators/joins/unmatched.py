@@ -104,8 +104,8 @@ def join_outer(
     """Return the results of a left or outer join. Changes no state.
 
     Returns None if the rows have to be processed one by one. `keys_in_order` must be true for all
-    keys. `advances_until` takes stream times. For each, it returns the number of advances until all
-    partitions have reached the time; NEVER if they do not reach it in this batch.
+    keys. `advances_until` takes stream times, and returns for each the number of advances of stream
+    time until all partitions have reached it; NEVER if they do not reach it in this batch.
     """
     records = JoinRecords.of(states, rows)
     matches = MatchingPairs.of(lateness, records, rows)
@@ -130,7 +130,7 @@ class _Departures:
     is_outer: Mask
     """Mask of the records that are sent unmatched if nothing matches them."""
     is_past: Mask
-    """Mask of the records that their own row sends unmatched."""
+    """Mask of the records that do not wait for a match: their window and grace have passed."""
     due: Times
     """The stream time at which each record is sent unmatched if it waits."""
     sender: Indices
@@ -197,7 +197,7 @@ class _Outcomes:
     sender: Indices
     """See `_Departures`."""
     at_once: Mask
-    """Mask of the records that their own row sends unmatched."""
+    """Mask of the records that are sent unmatched as soon as they arrive."""
     by_row: Mask
     """Mask of the records that `sender` sends unmatched."""
     by_release: Mask

@@ -1,4 +1,4 @@
-"""Joins each record of a stream with the version of a table's row that was valid at its time."""
+"""Joins each record of a stream with a table's row as it was at the record's time."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     by: str
     """The user, as Airflow or the operating system knows them; empty if nobody knows who."""
     action: str
-    """Such as `pause`, `replay` or `re-drive`."""
+    """The action, such as `pause`, `replay` or `re-drive`."""
     detail: str
     run: str
     """The id of the run in Airflow that the action has started; empty if it has started none."""

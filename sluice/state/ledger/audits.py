@@ -112,7 +112,7 @@ class Audit(OfGeneration, frozen=True, kw_only=True):
     def is_written(self) -> bool:
         """Whether a run has written the batch's output, with a marker of this generation.
 
-        A replay writes neither.
+        A replay writes no output and no marker.
         """
         return "start" in self.phases
 

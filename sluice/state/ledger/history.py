@@ -1,9 +1,9 @@
 """The history of a generation's batches. A rebuild repeats the batches to get the same results.
 
-The results depend on where batches end, when they begin, and how many partitions there are then.
-These determine which records are rejected as too far in the future, which partitions count as idle,
-and how the records of several topics are interleaved. The rows are small; retention does not remove
-them with the snapshots.
+The results depend on where batches end, when they begin, and how many partitions there are then,
+because these facts determine which records are rejected as too far in the future, which partitions
+count as idle, and how the records of several topics are interleaved. The rows are small; retention
+does not remove them with the snapshots.
 """
 
 from __future__ import annotations

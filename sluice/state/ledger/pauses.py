@@ -1,7 +1,7 @@
 """Pauses: pipelines that do not run until somebody resumes them, and why.
 
-`run_begins.begin_run` refuses runs of the command line, and `orchestration/operator.py` skips
-those of Airflow.
+`run_begins.begin_run` refuses runs from the command line, and `orchestration/operator.py` skips
+runs in Airflow.
 """
 
 from __future__ import annotations

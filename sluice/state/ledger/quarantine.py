@@ -50,13 +50,13 @@ class Quarantine(LedgerPart):
     def inspect(self, ref: GenerationRef) -> Inspection:
         """Return the quarantine and placements of a generation before its shards are read.
 
-        After the reading, `conclude` checks that they are still the same.
+        After the reading, `conclude` checks that quarantine and placements are still the same.
         """
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             return Inspection(ref, _since(connection, ref), epochs_of(connection, ref.pipeline))
 
     def conclude(self, before: Inspection, worker: int, reason: str = "") -> None:
-        """Keep readers and writers from opening the worker's shard, for this reason.
+        """Keep readers and writers from opening the worker's shard, and store the reason.
 
         If the reason is empty, let readers and writers open the shard.
 

@@ -91,7 +91,7 @@ class Renames(LedgerPart):
         return [Rename(**dict(row)) for row in self._read(statement.order_by(RENAMES.c.renamed_at))]
 
     def source_of(self, ref: GenerationRef) -> GenerationRef | None:
-        """Return the generation whose shards are being copied to those of `ref`, if any."""
+        """Return the generation whose shards are being copied to the shards of `ref`, if any."""
         for rename in self.to(ref.pipeline):
             if rename.phase == "begun":
                 return GenerationRef(rename.former, ref.generation)

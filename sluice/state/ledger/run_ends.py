@@ -59,7 +59,8 @@ def note_killed(
             # Somebody has run a copy of the pipeline's file by hand. This user sees the failure,
             # and the driver has noted the cause.
             return
-        # A driver counts its own run when the run ends. A killed driver could not.
+        # A driver adds its own run to the ledger when the run ends. A killed driver could not, so
+        # add its run here.
         ended_at = now()
         killed = FinishedRun(
             pipeline=pipeline,
@@ -105,7 +106,7 @@ def gone_files(
 
     `files` maps each pipeline that has run to the path of its file in its newest run. `found` are
     the pipelines that the files in `folder` define. A pipeline of another folder counts only if
-    this process sees that its file is gone from there.
+    this process sees the folder, and its file is gone.
     """
     gone: dict[str, SluiceError] = {}
     for name, path in files.items():
@@ -160,5 +161,6 @@ def is_copy(own: str, folder: Path) -> bool:
     file = Path(own)
     if not own or file.is_relative_to(folder):
         return False
-    # The file may have moved to this folder. If its folder is not here, it may be on another host.
+    # The file may have moved to this folder. If the file's folder is not on this host, the file may
+    # be on another host.
     return file.exists() or not file.parent.is_dir()

@@ -413,7 +413,7 @@ def _snapshot(row: RowMapping) -> Snapshot:
 def _before(table: Table) -> ColumnElement[bool]:
     """Condition that selects a generation's rows of earlier batches.
 
-    Its parameters are those of `of_given_ref`, and `batch`.
+    Its parameters are the parameters of `of_given_ref`, and `batch`.
     """
     return and_(of_given_ref(table), table.c.batch < bindparam("batch"))
 

@@ -145,7 +145,7 @@ class Standbys(LedgerPart):
     ) -> int:
         """Place a worker at its standby's server, remove the standby, and add a note.
 
-        `place` is the epoch of the worker's present placement. Return the epoch of the new
+        `place` is the epoch of the worker's current placement. Return the epoch of the new
         placement.
 
         Begin the quarantine of the worker's shard for the reason `quarantined`, or end it if the

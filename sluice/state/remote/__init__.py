@@ -1,1 +1,1 @@
-"""Reads, writes and copies shards, here or, on other hosts, through their state servers."""
+"""Reads, writes and copies shards: directly on this host, and through state servers on others."""

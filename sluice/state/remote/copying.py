@@ -113,7 +113,8 @@ class ShardCopy:
                 return self._fill(self._target, published, stop_writers, let_write)
             except DamagedState as error:
                 if not is_continued:
-                    # This copy is new. Another new copy would differ in the same way.
+                    # This copy was made from the beginning, so another new copy would differ in the
+                    # same way.
                     raise
                 self.why_replaced = error.detail
         self.close()
@@ -155,7 +156,7 @@ class ShardCopy:
         if not journal.batches:
             # If the copying is interrupted, the next attempt continues after the last copied row.
             # Between the attempts, runs may write new versions of rows that are copied already.
-            # This entry names the first batch whose versions the copy may lack for this reason.
+            # This entry names the first batch of which the copy may then lack versions.
             target.replace_journal(
                 0, Journal(0, [JournalEntry(UNFINISHED, missing, 0, NO_CHECKSUM)])
             )
@@ -240,7 +241,7 @@ class NewShard:
 
 
 def copy_answers(source: Shard, target: Shard) -> None:
-    """Copy the answers that a sealed shard lacks. Remove those that are not in the source."""
+    """Copy the answers that the sealed shard `target` lacks. Remove answers that `source` lacks."""
     oldest = source.answers(None, 1)
     newest = target.last_places().answer
     # Begin with the newest time that the target has: several answers may have this time, and an

@@ -178,7 +178,7 @@ class RemoteShard(Shard):
         except (NotAStateServer, msgspec.DecodeError, RecursionError):
             raise StateError(
                 f"The server at {self._server} is not a state server.",
-                next_step="Stop that program, and start the state server there again: "
+                next_step="Stop that program, and start the state server at this address again: "
                 "sluice serve.",
             ) from None
 

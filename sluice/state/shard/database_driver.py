@@ -28,7 +28,7 @@ class Driver(Protocol):
     """Whether a query may take so long that the event loop must run it in another thread."""
 
     def fetch(self, sql: str, values: Sequence[Any]) -> list[Any]:
-        """Run a query. Return all of its rows, which come from one state of the database."""
+        """Run a query, and return all of its rows. They come from one state of the database."""
 
     def transaction(self) -> AbstractContextManager[None]:
         """Return a context manager whose block's writes are committed or rolled back together."""

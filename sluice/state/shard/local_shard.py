@@ -85,7 +85,8 @@ class LocalShard(Shard):
         shard already, `anew` replaces it, and `continued` keeps its rows. If there is a shard in
         use, both raise Refused.
         """
-        # An old sealed shard may be at this address, such as one that was moved away from here.
+        # This address may still have an old, sealed shard. For example, the worker may have been
+        # moved from here to another server earlier.
         if anew or (continued and not _is_copy(url)):
             _discard_sealed(url)
         shard = cls(open_driver(url, "create"))
@@ -652,14 +653,14 @@ def _is_copy(url: str) -> bool:
 def _discard_sealed(url: str) -> None:
     """Remove a sealed or empty shard, so that a new copy can take its place.
 
-    Raise Refused if the shard is neither, because it may be in use.
+    Raise Refused if the shard has rows and is not sealed, because it may be in use.
     """
     if not exists(url):
         return
     with LocalShard.open(url) as shard:
         if not shard.is_sealed() and shard.batches():
             raise Refused(
-                f"The worker already has a shard here, which was not moved away: {shown(url)}.",
+                f"The worker already has a shard here that is not sealed: {shown(url)}.",
                 next_step="If this shard is in use, start the state server with --workers. If "
                 "another shard is in use, check that shard: sluice audit PIPELINE --verify. If "
                 "that shard is intact, delete the shard here.",

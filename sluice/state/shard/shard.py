@@ -363,7 +363,7 @@ class Shard(Protocol):
         """Remove all versions since batch `since` from a sealed shard, and replace its journal."""
 
     def seal(self, *, sealed: bool = True) -> None:
-        """Reject the writes of runs from now on, for example because the shard moves away.
+        """Reject the writes of runs from now on, for example while the worker is being moved.
 
         With `sealed=False`, accept them again.
         """

@@ -83,14 +83,14 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     executor_config: dict[str, Any] = {}  # msgspec copies the default
     """Airflow's `executor_config` of the task, such as a template of its pod."""
     budget: Budget | None = None
-    """The most that the pipeline's runs may cost per day."""
+    """The limit of what the pipeline's runs may cost per day."""
     on_failure: str | None = None
     """The import path of a function that Airflow calls with its context when a run has failed."""
 
     def over(self, others: RunOptions) -> RunOptions:
         """Return these options. Options that are None are taken from `others`.
 
-        Tags, Spark settings and settings of the executor are added to those of `others`.
+        Tags, Spark settings and settings of the executor are added to the ones in `others`.
         """
         given: dict[str, object] = {}
         for name in self.__struct_fields__:
@@ -193,7 +193,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     defaults: RunOptions = RunOptions()
     pipelines: dict[str, RunOptions] = {}  # msgspec copies the default
     budget: Budget | None = None
-    """The most that the runs of all pipelines of the folder may cost together per day. In the
+    """The limit of what the runs of all pipelines in the folder may cost per day, in total. In the
     platform's file, this budget limits the runs of all teams."""
     limits: _Limits | None = None
 

@@ -272,7 +272,7 @@ class Node:
 
     @property
     def store_names(self) -> tuple[str, ...]:
-        """The names of the node's stores, with those of a processor that cannot be queried."""
+        """The names of the node's stores, including a processor's stores that cannot be queried."""
         return () if self.store_name is None else (self.store_name,)
 
     @property

@@ -162,7 +162,7 @@ def _with(kind: Any, **options: Any) -> Any:
         (House, r"House\.cat is a pydantic model, but House is not: only a pydantic model"),
         (Street, r"Street\.home\.cats is a pydantic model"),
         (_with(House), r"Odd\.field\.cat is a pydantic model"),
-        (Annotated[str, []], r"not a type of values\. Declare the type without annotations"),
+        (Annotated[str, []], r"cannot be the type of stored values\. Declare a class or a union"),
         (Twins, r"Twins: Twins writes the fields a and b under the same name"),
         (Validated, r"Validated is a dataclass of pydantic"),
     ],
