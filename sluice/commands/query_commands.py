@@ -386,5 +386,5 @@ def _warn(answer: Answer) -> None:
 def _no_keys(store: str) -> NotFound:
     return NotFound(
         f"Store {store!r} has none of these keys.",
-        next_step=f"List its first keys: sluice query scan {store}.",
+        next_step=f"List its keys: sluice query scan {store}.",
     )

@@ -50,7 +50,7 @@ class EarlyResults(Suppress):
 
     @property
     @override
-    def takes_columns(self) -> bool:
+    def takes_last_results(self) -> bool:
         return False
 
     @override

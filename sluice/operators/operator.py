@@ -142,6 +142,14 @@ class Operator(Generic[S]):
         """
         return False
 
+    @property
+    def takes_last_results(self) -> bool:
+        """Whether `process_columns` gets the results that another operator passes on.
+
+        They are the last result of each window in a batch.
+        """
+        return False
+
     def process_columns(
         self, states: KeyStates[S], rows: KeyedRows, timeline: BatchTimeline | None
     ) -> Results | None:

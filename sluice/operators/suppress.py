@@ -246,7 +246,9 @@ class Suppress(Operator[Any]):
 
     @property
     @override
-    def takes_columns(self) -> bool:
+    def takes_last_results(self) -> bool:
+        # The rows of other operators may have several results of a window, of which only the last
+        # one before the window closes is final. So these rows are processed one by one.
         return self.until_close and self.shared is None and not self.sends_old_values
 
     def process_columns(
@@ -256,7 +258,7 @@ class Suppress(Operator[Any]):
 
         The rows are the last results of their windows.
         """
-        if timeline is None or not self.takes_columns:
+        if timeline is None or not self.takes_last_results:
             return None
         ends = np.asarray(rows.columns["window_end"])
         due = closes_at(ends, self.wait_ms)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from sluice import Pipeline, tumbling, within
+from sluice import Pipeline, session, tumbling, within
 from sluice.testing import TopologyTestDriver
 from tests.pipelines.conftest import Drive
 
@@ -188,3 +188,47 @@ def test_a_table_joined_with_what_was_computed_from_it_reads_its_store(
     assert {
         key: row for key, row in driver.store("parity").items() if key != "unknown"
     } == expected[-1][-1]
+
+
+def suppressed_twice() -> Pipeline:
+    """The first step sends several results of a window, and the second one only the last."""
+    pipeline = Pipeline("twice", workers=1)
+    visits = pipeline.stream("visits", value=Reading)
+    sessions = visits.group_by_key().windowed_by(session("3 ms", grace="3 ms"))
+    limited = sessions.aggregate(store="sums", s="sum(n)").suppress_until_time_limit("4 ms")
+    limited.to("limited")
+    limited.suppress_until_window_closes().to("closed")
+    windows = visits.group_by_key().windowed_by(tumbling("10 ms", grace="10 ms"))
+    early = windows.aggregate(store="windows", s="sum(n)").suppress_until_time_limit("2 ms")
+    early.suppress_until_window_closes().to("windows_closed")
+    return pipeline
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_only_the_last_of_a_windows_results_is_final(drive: Drive, together: bool) -> None:
+    driver = drive(suppressed_twice())
+    for key, n, at in (("x", 1, 57), ("x", 2, 61), ("x", 4, 59), ("a", 8, 71), ("b", 16, 150)):
+        driver.pipe("visits", value(n), key, timestamp=at)
+        if not together:
+            driver.commit()
+    # The record of 59 merges the sessions of 57 and of 61, so that of 57 is deleted before it closes.
+    assert results(driver, "limited") == [
+        ("x", (57, 57), 1),
+        ("x", (57, 57), None),
+        ("x", (61, 61), None),
+        ("x", (57, 61), 7),
+        ("a", (71, 71), 8),
+    ]
+    assert results(driver, "closed") == [("x", (57, 61), 7)]
+    assert results(driver, "windows_closed") == [("x", (50, 60), 5)]
+
+
+def results(
+    driver: TopologyTestDriver, topic: str
+) -> list[tuple[Any, tuple[int, int], int | None]]:
+    """Key, window and sum of each result, in order."""
+    found: list[tuple[Any, tuple[int, int], int | None]] = []
+    for record in driver.output(topic):
+        window = int(record.headers["window_start"]), int(record.headers["window_end"])
+        found.append((record.key, window, None if record.value is None else record.value["s"]))
+    return found

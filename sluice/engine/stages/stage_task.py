@@ -326,7 +326,8 @@ class StageRun:
                 yield from run.process_by_key(rows, self.output)
             else:
                 # Each step replaces `rows`, which frees the copy that is no longer needed.
-                if all(each.operator.takes_columns for each in runs):
+                takes_results = all(each.operator.takes_last_results for each in listeners)
+                if run.operator.takes_columns and takes_results:
                     rows = run.process_columns(rows, self.output, listeners)
                 self._load(runs, rows)
                 rows = rows.in_order()

@@ -127,5 +127,6 @@ def test_the_command_looks_keys_up_without_a_server(states: States) -> None:
     result = CliRunner().invoke(app, ["query", "get", "revenue", "z", "--local"])
     assert (result.exit_code, result.stderr.strip()) == (
         1,
-        "Not found: Store 'revenue' has none of these keys.",
+        "Not found: Store 'revenue' has none of these keys.\n"
+        "List its keys: sluice query scan revenue.",
     )
