@@ -32,7 +32,7 @@ SPARE_GB = 3.0
 _RUNNING = "RUNNING"
 _START_S = 300.0
 _ROUND_S = 60.0
-_AT_ONCE = 4
+_AT_ONCE = 6
 """How many programs start at the same time."""
 
 
