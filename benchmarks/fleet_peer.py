@@ -1,7 +1,8 @@
 """The Kafka Streams programs beside which `fleet.py` measures: one process for each pipeline.
 
 Each program is `CountByKey.java`, which needs a JDK. As many programs are started as fit into the
-machine's free memory. The compiled program and its jars stay in `build/fleet-peer`.
+machine's free memory, and as can be started in some minutes. The compiled program and its jars stay
+in `build/fleet-peer`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ SPARE_GB = 3.0
 """The memory that stays free for the broker and the rest of the machine."""
 _RUNNING = "RUNNING"
 _START_S = 300.0
+_LONGEST_START_S = 210.0
+"""After this time, no more programs are started."""
 _ROUND_S = 60.0
 _AT_ONCE = 6
 """How many programs start at the same time."""
@@ -133,8 +136,12 @@ def started(
     """Start a program for each topic, as long as memory is left, and stop them after the block."""
     command = _compiled()
     programs: list[Program] = []
+    until = time.monotonic() + _LONGEST_START_S
     try:
         for topic in topics:
+            if time.monotonic() > until:
+                say(f"Only {len(programs)} Kafka Streams programs have started in time.")
+                break
             if psutil.virtual_memory().available < SPARE_GB * 1e9:
                 say(f"The memory is used up by {len(programs)} Kafka Streams programs.")
                 break
