@@ -11,7 +11,7 @@ import pytest
 
 from sluice.engine.publish.kafka_transaction import TransactionalOutput
 from sluice.engine.publish.publisher import Publisher
-from sluice.engine.run.batch_loop import BatchLoop
+from sluice.engine.run.streaming_query import JobQuery
 from sluice.sinks.postgres_sink import PostgresTables
 from sluice.state.ledger.plans import Plans
 from sluice.state.ledger.snapshots import Snapshots
@@ -39,7 +39,7 @@ POINTS = {
     "before the ledger": Point(Snapshots, "publish"),
     "after the ledger": Point(Snapshots, "publish", after=True),
     "before Spark's commit": Point(Publisher, "publish", after=True),
-    "before the query": Point(BatchLoop, "_query_of"),
+    "before the query": Point(JobQuery, "start_batch"),
     "before the plan": Point(Plans, "add"),
     "after the plan": Point(Plans, "add", after=True),
 }

@@ -102,9 +102,6 @@ class Context(Part):
     def setLocalProperty(self, name: str, value: str) -> None:
         self.properties[name] = value
 
-    def setJobDescription(self, value: str) -> None:
-        pass
-
     @property
     def properties(self) -> dict[str, str]:
         """The local properties of this thread."""
@@ -136,11 +133,6 @@ class SparkInProcess(Part):
     @property
     def readStream(self) -> NumbersReader:
         return NumbersReader(self)
-
-    def range(self, start: int, end: int, step: int, numPartitions: int) -> Frame:  # noqa: N803
-        assert (start, step, numPartitions) == (0, 1, end)
-        numbers = [[pa.record_batch({"value": [number]}, NUMBERS)] for number in range(end)]
-        return Frame(self, NUMBERS, lambda: numbers)
 
     def createDataFrame(self, rows: Sequence[object], _: str) -> Frame:
         assert not rows
@@ -216,10 +208,6 @@ class Frame(Part):
         return Frame(
             self.sparkSession, self.schema, lambda: [*self.partitions(), *other.partitions()]
         )
-
-    def select(self, column: str) -> Frame:
-        assert column == "*"
-        return self
 
     def toArrow(self) -> pa.Table:
         batches = [batch for partition in self.partitions() for batch in partition]

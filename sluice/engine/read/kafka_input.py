@@ -27,8 +27,6 @@ class KafkaInput:
 
     spark: SparkSession
     kafka: Mapping[str, str] = field(repr=False)
-    is_stream: bool = True
-    """Whether the rows are a stream, not those of a single batch."""
 
     interleaved = False
 
@@ -47,13 +45,11 @@ class KafkaInput:
         return self._task_numbers(count).mapInArrow(Chain((records, task)).__call__, columns)
 
     def _task_numbers(self, count: int) -> DataFrame:
-        """Return the numbers of a batch's tasks.
+        """Return a stream of task numbers.
 
-        Each of the `count` tasks gets one number, which tells the task the ranges of the batch's
-        plan that it reads. Executors therefore need no file of the driver.
+        Each of a batch's `count` tasks gets one number, which tells the task the ranges of the
+        batch's plan that it reads. Executors therefore need no file of the driver.
         """
-        if not self.is_stream:
-            return self.spark.range(0, count, 1, count)
         options = {"rowsPerBatch": str(count), "numPartitions": str(count)}
         return (
             self.spark.readStream.format("rate-micro-batch")

@@ -27,7 +27,7 @@ from sluice.engine.publish.shard_writer import RowsOnSpark
 from sluice.engine.read.backlog_timestamps import KafkaTimestamps, end_offsets
 from sluice.engine.read.ordered_backlog import Backlog, Offsets
 from sluice.engine.read.source_identity import Positions
-from sluice.engine.run.batch_query import BatchQuery, SingleQuery
+from sluice.engine.run.batch_query import BatchQuery
 from sluice.engine.run.batch_size import SAFE_RECORDS, BatchSize
 from sluice.engine.run.clocks import Clocks
 from sluice.engine.run.driver_lease import Lease
@@ -95,10 +95,15 @@ class BatchLoop:
         # batch must have the same records.
         self._repeat_interrupted()
         begin = _offsets(self.positions)
+        # All of these batches get the same clock time. A batch has no records if it covers only
+        # aborted transactions or a new partition. Such a batch is published, too, so that the
+        # ledger has the new positions.
         first = self._next_number
-        ends = self._unread_ends(begin, topic_ends)
-        if ends is not None:
-            self._run_unread(kafka, begin, ends, now)
+        batch_ends = self._batch_ends(kafka, begin, topic_ends)
+        plans = map(partial(self._planned, now=now), count(first), batch_ends)
+        with closing(self._queries.take_each(plans)) as backlog:
+            for plan in backlog:
+                self.run(plan)
         # Every batch fires the timers that are due. If there was no batch, run one for the timers.
         earliest = self.clocks.earliest()
         if self._next_number == first and self._has_due_timers(earliest):
@@ -107,29 +112,6 @@ class BatchLoop:
         while self._idle_time.has_results(earliest):
             offsets = _offsets(self.positions)
             self.run(self._planned(self._next_number, offsets, now=earliest))
-
-    def _run_unread(
-        self, kafka: Mapping[str, str], begin: Offsets, ends: Offsets, now: int
-    ) -> None:
-        """Run the batches that read everything from `begin` to `ends`.
-
-        All of these batches get the same clock time. A batch has no records if it covers only
-        aborted transactions or a new partition. Such a batch is published, too, so that the ledger
-        has the new positions.
-        """
-        first = self._next_number
-        streams = _streams(self.query.job, begin)
-        stream_begin, stream_ends = _chosen(begin, streams), _chosen(ends, streams)
-        unread = sum(stream_ends.values()) - sum(stream_begin.values())
-        _expect_size(self.size, self.query.job, kafka, begin, ends)
-        if unread <= self.size.most_records():
-            self.run(self._planned(first, ends, now=now))
-            return
-        batch_ends = self._divided(kafka, begin, ends)
-        plans = map(partial(self._planned, now=now), count(first), batch_ends)
-        with closing(self._queries.take_each(plans)) as backlog:
-            for plan in backlog:
-                self.run(plan)
 
     def _planned(self, number: int, ends: Offsets, *, now: int) -> PlannedBatch:
         return PlannedBatch(
@@ -222,7 +204,7 @@ class BatchLoop:
             plan, positions, self.query.partitions, reads_records=reads_records
         )
         start = self._start(plan, positions, batch.times)
-        with closing(self._query_of(start)) as query:
+        with closing(self._queries.query(start)) as query:
             published = query.finish(start, partial(self._publish, batch))
         if published.snapshot is not None:
             self.newest = published.snapshot
@@ -232,11 +214,6 @@ class BatchLoop:
         # Free the memory that this batch's output needed in the driver: the next batch's tasks need
         # it.
         release_unused_memory()
-
-    def _query_of(self, start: BatchStart) -> BatchQuery | SingleQuery:
-        if self.query.runs_without_stream and not self._queries.reads_ahead:
-            return SingleQuery(self.query)
-        return self._queries.query(start)
 
     def _publish(self, batch: BegunBatch, written: DataFrame) -> PublishedBatch:
         return self.publisher.publish(batch, RowsOnSpark(written))
@@ -250,8 +227,24 @@ class BatchLoop:
         ranges = _ranges(begins, plan.ends)
         return BatchStart.of(plan.number, plan.begun, times, clocks, ranges, shared)
 
-    def _unread_ends(self, begin: Offsets, topic_ends: Offsets) -> dict[Partition, int] | None:
-        """Return the offsets where everything unread ends; None if nothing is new."""
+    def _batch_ends(
+        self,
+        kafka: Mapping[str, str],
+        begin: Offsets,
+        topic_ends: Offsets,
+    ) -> Iterator[Offsets]:
+        """Yield the end offsets of the batches that read everything from `begin` on.
+
+        The last of them ends where the topics end. There are four cases:
+
+        - Nothing is new: there is no batch.
+        - The unread records fit one batch: there is one batch.
+        - There are more records, and results depend on the order of records across partitions: the
+          records are divided in this order (`Backlog`).
+        - There are more records, and results do not depend on this order: each batch takes the same
+          share of every partition (`divided`).
+        """
+        streams = _streams(self.query.job, begin)
         positions = self.firsts if self.newest is None else self.newest.positions
         published = _offsets(positions)
         ends: dict[Partition, int] = {}
@@ -259,20 +252,13 @@ class BatchLoop:
             if partition in begin:
                 ends[partition] = max(end, begin[partition])
         if all(published.get(partition) == end for partition, end in ends.items()):
-            return None
-        return ends
-
-    def _divided(
-        self, kafka: Mapping[str, str], begin: Offsets, ends: Offsets
-    ) -> Iterator[Offsets]:
-        """Yield the end offsets of the batches of a backlog. The last of them are `ends`.
-
-        If results depend on the order of records across partitions, the records are divided in this
-        order (`Backlog`). Otherwise, each batch takes the same share of every partition
-        (`divided`).
-        """
-        streams = _streams(self.query.job, begin)
+            return
         stream_begin, stream_ends = _chosen(begin, streams), _chosen(ends, streams)
+        unread = sum(stream_ends.values()) - sum(stream_begin.values())
+        _expect_size(self.size, self.query.job, kafka, begin, ends)
+        if unread <= self.size.most_records():
+            yield ends
+            return
         # The first batch reads global tables to their ends. As in Kafka Streams, joins then see a
         # complete table.
         if not depends_on_order(self.query.job, self.partitions):

@@ -1,19 +1,13 @@
-"""The query of one batch.
-
-A batch of a backlog has a streaming query, which may read records before the batch's turn. Any
-other batch needs no stream, and so takes less time.
-"""
+"""The streaming query of one batch, which may read records before the batch's turn."""
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from tempfile import TemporaryDirectory
 from typing import NamedTuple, TypeAlias
 
-from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 
@@ -29,36 +23,8 @@ Publish: TypeAlias = Callable[[DataFrame], PublishedBatch]
 """Publishes a batch. Takes the side outputs of the tasks that write the shards."""
 
 
-class BatchFailed(Exception):
-    """A batch without a stream has failed. The cause is the error; the text also has its trace."""
-
-
-@dataclass(frozen=True)
-class SingleQuery:
-    """The query of a batch that belongs to no backlog. It starts with `finish`."""
-
-    query: JobQuery
-
-    def finish(self, start: BatchStart, publish: Publish) -> PublishedBatch:
-        """Write and publish the batch. Raise BatchFailed, except if the JVM has ended."""
-        context = self.query.spark.sparkContext
-        self.query.read_times.forget()
-        tell_tasks(context, start)
-        context.setJobDescription(f"{self.query.job.pipeline.name} {start.number}")
-        try:
-            return publish(self.query.frame_of_batch())
-        except (Py4JNetworkError, ConnectionError):
-            raise
-        except Exception as error:
-            trace = "".join(traceback.format_exception(error))
-            raise BatchFailed(f"Query terminated with exception: {error}\n{trace}") from error
-
-    def close(self) -> None:
-        """Do nothing: the query has no parts that outlive `finish`."""
-
-
 class BatchQuery:
-    """The running streaming query of a batch. It must be closed.
+    """The running query of a batch. It must be closed.
 
     With adaptive execution, which is Spark's default, Spark computes a batch up to its last shuffle
     before it calls the function of `foreachBatch`. This function waits for `finish`. Then it

@@ -82,24 +82,14 @@ class Frames:
 
         Raise TopologyError for an expression that Spark cannot resolve.
         """
+        pickling.register()
         computes_sql = False
-        if not self.checked:
-            try:
-                return self.build_of_tasks()
-            except NeedsSparkError:
-                computes_sql = True
-        pickling.register()
-        rows = self._through_sql()
+        try:
+            rows = self._through_sql() if self.checked else self._through_tasks()
+        except NeedsSparkError:
+            rows = self._through_sql()
+            computes_sql = True
         return WrittenFrame(self._write_shards(rows), rows.types, computes_sql)
-
-    def build_of_tasks(self) -> WrittenFrame:
-        """Build the same, if Python tasks compute the whole job.
-
-        Raise NeedsSparkError if Spark must compute a step.
-        """
-        pickling.register()
-        rows = self._through_tasks()
-        return WrittenFrame(self._write_shards(rows), rows.types, computes_sql=False)
 
     def _write_shards(self, rows: _Rows) -> DataFrame:
         if rows.write is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import structlog
@@ -235,8 +235,7 @@ class JobRun:
         storage = storage.placed(ledger.placements)
         require_reachable(spark.sparkContext.master or "", storage.locations)
         source = KafkaInput(spark, self.settings.kafka)
-        single = replace(source, is_stream=False)
-        query = JobQuery(spark, storage, source, partitions, lease.epoch, single=single)
+        query = JobQuery(spark, storage, source, partitions, lease.epoch)
         registered = None if newest is None else ledger.generations.get(storage.ref)
         return _Setup(
             topics,
@@ -422,22 +421,21 @@ class JobRun:
         )
         standbys = StandbyCopies(ledger, lease)
         news: News | None = "records"
-        with closing(linger):
-            while news in ("records", "timers"):
-                computes_sql = loop.query.written.computes_sql
-                unread = 0
-                if computes_sql:
-                    unread = linger.unread(ledger.positions(name))
-                prepare_for(loop.query.spark, computes_sql=computes_sql, records=unread)
-                loop.run_all(kafka)
-                # An output may have been deleted after its last check, before the last batch was
-                # published.
-                topics.check_outputs()
-                ledger.failures.clear(name, *FAILED_KINDS, "input", "registry")
-                standbys.refresh_if_due()
-                news = linger.wait(ledger.positions(name), loop.next_timer)
-                if news is None and (pause := ledger.pauses.of(name)) is not None:
-                    log.info("run ends, because the pipeline is paused", why=str(pause))
+        while news in ("records", "timers"):
+            computes_sql = loop.query.written.computes_sql
+            unread = 0
+            if computes_sql:
+                unread = linger.unread(ledger.positions(name))
+            prepare_for(loop.query.spark, computes_sql=computes_sql, records=unread)
+            loop.run_all(kafka)
+            # An output may have been deleted after its last check, before the last batch was
+            # published.
+            topics.check_outputs()
+            ledger.failures.clear(name, *FAILED_KINDS, "input", "registry")
+            standbys.refresh_if_due()
+            news = linger.wait(ledger.positions(name), loop.next_timer)
+            if news is None and (pause := ledger.pauses.of(name)) is not None:
+                log.info("run ends, because the pipeline is paused", why=str(pause))
         return news
 
     def _destinations(self, ledger: Ledger, setup: _Setup, output: _TopicOutput) -> Destinations:

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pyspark.errors import StreamingQueryException
 
 from sluice.engine.batch.storage import Storage
-from sluice.engine.run.batch_query import BatchFailed
 from sluice.engine.run.driver_lease import Lease
 from sluice.engine.steps.sql_errors import no_result_error
 from sluice.engine.steps.worker_errors import worker_error
@@ -36,7 +35,7 @@ def query_errors(storage: Storage, lease: Lease) -> Iterator[None]:
     """
     try:
         yield
-    except (StreamingQueryException, BatchFailed) as failed:
+    except StreamingQueryException as failed:
         # If another driver has taken over the lease, it may have changed the shards while this
         # query was running. Then the lost lease is the real cause of the query's error.
         lease.require_in_ledger()

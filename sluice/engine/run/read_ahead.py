@@ -60,11 +60,6 @@ class BatchQueries:
         self._next: Future[_Upcoming | None] | None = None
         self._executor: ThreadPoolExecutor | None = None
 
-    @property
-    def reads_ahead(self) -> bool:
-        """Whether the tasks read the next batch while the current one is written."""
-        return self._reads_ahead and self._backlog is not None
-
     def take_each(self, plans: Iterator[PlannedBatch]) -> Generator[PlannedBatch, None, None]:
         """Yield the plans of a backlog. The caller must run each batch, and close the generator."""
         self._backlog = plans

@@ -1,4 +1,4 @@
-"""The query of a job, as a stream or of a single batch.
+"""The streaming query of a job.
 
 Runs, rebuilds, checks and tests all use it, with different inputs.
 """
@@ -6,7 +6,6 @@ Runs, rebuilds, checks and tests all use it, with different inputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from pyspark.sql import DataFrame, SparkSession
@@ -21,7 +20,6 @@ from sluice.engine.run.registration import generation_info
 from sluice.engine.session import close_idle_callbacks
 from sluice.engine.steps.sql_errors import Unresolved, unresolved_error
 from sluice.plan import Job
-from sluice.plan.arrow_support import NeedsSparkError
 from sluice.state.model import GenerationInfo
 
 Sink = Callable[[DataFrame, int], None]
@@ -30,7 +28,7 @@ Sink = Callable[[DataFrame, int], None]
 
 @dataclass
 class JobQuery:
-    """Builds a job's query: the DataFrames from input to the written shards.
+    """Builds a job's streaming query: the DataFrames from input to the written shards.
 
     Raises TopologyError for an expression that Spark cannot resolve.
     """
@@ -44,12 +42,8 @@ class JobQuery:
     """Epoch of the lease under which state is written."""
     checked: bool = False
     """Whether Spark analyzes all steps, including steps that it need not compute."""
-    single: RecordSource | None = None
-    """The input of a single batch, which is no stream; None if there is only the stream."""
     read_times: ReadTimes = field(init=False)
     written: WrittenFrame = field(init=False)
-    _single: WrittenFrame | None = field(init=False)
-    _stream: WrittenFrame | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.read_times = ReadTimes(self.spark.sparkContext)
@@ -69,30 +63,16 @@ class JobQuery:
     def repartition(self, partitions: Mapping[str, int]) -> None:
         """Rebuild the DataFrames for topics with these numbers of partitions."""
         self.partitions = partitions
-        self._single = self._stream = None
-        if self.single is not None:
-            # Spark SQL always computes a stream: in each batch of a stream, expressions such as
-            # `rand()` have other values.
-            with suppress(NeedsSparkError):
-                self._single = self._frames(self.single).build_of_tasks()
-        self.written = self._single or self._built_stream()
-
-    def _frames(self, source: RecordSource) -> Frames:
-        return Frames(
+        frames = Frames(
             self.spark,
             self.job,
             self.storage,
-            source,
-            self.partitions,
+            self.input,
+            partitions,
             self.epoch,
             checked=self.checked,
         )
-
-    def _built_stream(self) -> WrittenFrame:
-        """Return the streaming query's DataFrame. Many runs never need it."""
-        if self._stream is None:
-            self._stream = self._frames(self.input).build()
-        return self._stream
+        self.written = frames.build()
 
     def check_changes(self) -> None:
         """Let Spark resolve the steps after stores now, rather than in the first batch."""
@@ -100,17 +80,6 @@ class JobQuery:
             require_resolvable(self.spark, self.job, self.written.types.changes)
         except Unresolved as error:
             raise unresolved_error(self.job, error) from None
-
-    @property
-    def runs_without_stream(self) -> bool:
-        """Whether a batch can be run without a stream: see `frame_of_batch`."""
-        return self._single is not None
-
-    def frame_of_batch(self) -> DataFrame:
-        """Return the DataFrame of a single batch, whose tasks run when its rows are needed."""
-        assert self._single is not None
-        # Spark keeps the plan and the shuffled rows of each DataFrame, so each batch gets another.
-        return self._single.frame.select("*")
 
     def start(self, sink: Sink, checkpoint: str) -> StreamingQuery:
         """Start the streaming query, which runs until it is stopped."""
@@ -129,5 +98,5 @@ class JobQuery:
         close_idle_callbacks(self.spark)
 
     def _writer(self, sink: Sink, checkpoint: str) -> DataStreamWriter:
-        writer = self._built_stream().frame.writeStream.foreachBatch(sink).outputMode("update")
+        writer = self.written.frame.writeStream.foreachBatch(sink).outputMode("update")
         return writer.option("checkpointLocation", checkpoint)

@@ -11,14 +11,13 @@ from weakref import ref
 
 import pytest
 from msgspec.structs import replace
-from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark.errors import StreamingQueryException
 
 from sluice.engine.batch import batch_start
 from sluice.engine.batch.batch_start import BatchStart
 from sluice.engine.batch.side_outputs import NOTHING
 from sluice.engine.publish.publisher import PublishedBatch
-from sluice.engine.run.batch_query import BatchFailed, BatchQuery, SingleQuery, WhenRead
+from sluice.engine.run.batch_query import BatchQuery, WhenRead
 from sluice.engine.run.streaming_query import JobQuery, Sink
 from sluice.errors import OutputError
 from sluice.values.record_places import Range
@@ -76,23 +75,6 @@ class Job:
 
     def close_idle_callbacks(self) -> None:
         self.closed += 1
-
-
-class JobOfSingleBatches(Job):
-    """The same for a batch without a stream: each batch has a DataFrame of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.job = self.pipeline = self
-        self.name = "sales"
-        self.frames: list[str] = []
-
-    def setJobDescription(self, value: str) -> None:  # noqa: N802 (Spark's name)
-        self.description = value
-
-    def frame_of_batch(self) -> str:
-        self.frames.append(f"frame {len(self.frames)}")
-        return self.frames[-1]
 
 
 PUBLISHED = PublishedBatch(None, {"rows": 1}, 0, NOTHING)
@@ -205,38 +187,3 @@ def test_an_error_before_publishing_has_no_cause(job: Job) -> None:
         query.finish(START, publisher)
     assert failed.value.__cause__ is None
     assert not publisher
-
-
-def test_a_single_batch_is_published_without_a_stream() -> None:
-    job, publisher = JobOfSingleBatches(), Publisher()
-    job.of_batch = {"of": 1, "an earlier batch": 2}
-    for number in (7, 8):
-        start = replace(START, number=number)
-        with closing(SingleQuery(cast(JobQuery, job))) as query:
-            assert query.finish(start, publisher) is PUBLISHED
-        assert (job.told[-1], job.description) == (start, f"sales {number}")
-    # Spark would give a batch the rows that it has kept with an earlier batch's DataFrame.
-    assert publisher == ["frame 0", "frame 1"]
-    assert not job.of_batch
-
-
-@pytest.mark.parametrize("error", [OutputError("refused"), OSError("No space left on device")])
-def test_the_error_of_a_single_batch_has_its_cause_and_its_trace(error: Exception) -> None:
-    def refuse(_: Any) -> PublishedBatch:
-        raise error
-
-    query = SingleQuery(cast(JobQuery, JobOfSingleBatches()))
-    with pytest.raises(BatchFailed) as failed:
-        query.finish(START, refuse)
-    assert failed.value.__cause__ is error
-    assert str(failed.value).startswith(f"Query terminated with exception: {error}\nTraceback")
-    assert "in refuse" in str(failed.value)
-
-
-@pytest.mark.parametrize("error", [Py4JNetworkError("gone"), ConnectionRefusedError("gone")])
-def test_the_end_of_the_jvm_stays_the_error_of_a_single_batch(error: Exception) -> None:
-    def lose(_: Any) -> PublishedBatch:
-        raise error
-
-    with pytest.raises(type(error)):
-        SingleQuery(cast(JobQuery, JobOfSingleBatches())).finish(START, lose)

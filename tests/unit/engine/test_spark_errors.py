@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from sluice.engine.run.batch_query import BatchFailed
 from sluice.engine.run.query_errors import query_errors
 from sluice.errors import BrokersUnreachable, EngineError, LeaseError, OutputError, RecordFailed
 from sluice.plan import Step
@@ -85,13 +84,10 @@ def test_an_error_that_a_task_raises_keeps_its_kind_and_its_own_next_step(
         raise StreamingQueryException(f"[STREAM_FAILED] Query terminated with exception: {task}")
 
 
-@pytest.mark.parametrize("of_query", [StreamingQueryException, BatchFailed])
-def test_an_error_of_publishing_is_raised_in_place_of_the_querys(
-    of_query: type[Exception],
-) -> None:
+def test_an_error_of_publishing_is_raised_in_place_of_sparks() -> None:
     refused = OutputError("The broker has refused the output.")
     with pytest.raises(OutputError) as raised, query_errors(STORAGE, LEASE):
-        raise of_query("[STREAM_FAILED] refused") from refused
+        raise StreamingQueryException("[STREAM_FAILED] refused") from refused
     assert raised.value is refused
 
 
