@@ -32,7 +32,7 @@ SPARE_GB = 3.0
 """The memory that stays free for the broker and the rest of the machine."""
 _RUNNING = "RUNNING"
 _START_S = 300.0
-_LONGEST_START_S = 210.0
+_LONGEST_START_S = 180.0
 """After this time, no more programs are started."""
 _ROUND_S = 60.0
 _AT_ONCE = 6
