@@ -56,6 +56,7 @@ pipeline.stream("{name}", value=str).group_by_key().count(store="{name}_count")
 KEYS = 50
 _PR_SET_CHILD_SUBREAPER = 36
 _READY_S = 180.0
+_WIDTH = 140
 
 console = Console(stderr=True)
 
@@ -202,9 +203,10 @@ def main(
                 lambda topic: send(kafka, topic, records),
                 console.print,
             )
-    Console().print(table(results))
+    wide = Console(width=_WIDTH)
+    wide.print(table(results))
     if programs is not None:
-        Console().print(table_of_both(results[-1], programs, pipelines))
+        wide.print(table_of_both(results[-1], programs, pipelines))
     print(json.dumps([vars(measured) for measured in results]), file=sys.stderr)
 
 
