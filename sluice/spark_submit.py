@@ -35,6 +35,7 @@ from typing import Any
 from sluice.errors import SettingsError
 from sluice.provision.class_archive import ARCHIVE_OPTIONS, WRITE_OPTION, class_archive
 from sluice.provision.machine_checks import LOOPBACK, find_spark
+from sluice.provision.supported_versions import release_of
 from sluice.settings import Settings
 from sluice.support.startup import PREPARED_DAEMON
 from sluice.values.run_memory import heap_mb
@@ -83,6 +84,16 @@ _LOCAL_CONF = {"spark.task.maxDirectResultSize": "128m"}
 
 By default, it stores a result of more than 1 MB as a block, and fetches the block from itself
 through a socket: 3 % of the time of ten million orders."""
+_UNIX_SOCKETS = {"spark.python.unix.domain.socket.enabled": "true"}
+"""Spark settings with which the JVM and Python exchange rows through Unix sockets.
+
+Through TCP, a task of few rows waits for 40 ms: the JVM's side holds a small packet back until the
+packet before is acknowledged, and Python's side delays the acknowledgement."""
+_UNIX_SOCKETS_SINCE = (4, 2)
+"""The first release of Spark with which Unix sockets were tested. Spark 4.0 lacks them."""
+_LONGEST_FOLDER = 60
+"""The longest path of a folder for sockets, in bytes: Linux allows 107 for a socket, and the names
+of Spark's sockets have 42."""
 _EXTENSIONS = "spark.sql.extensions"
 _ARCHIVES = "spark.archives"
 DELTA_CONF = {
@@ -336,7 +347,7 @@ def submission(
             **conf,
         }
         if is_local(master):
-            conf |= _LOCAL_CONF
+            conf |= _LOCAL_CONF | _socket_conf(folder)
         if runs_at_once > 1:
             # Tasks of one run that hang must not keep the tasks of other runs from running.
             threads = local_threads(master)
@@ -365,6 +376,17 @@ def submission(
                 files=str(package_archive(folder)),
                 conf={**submitted.conf, **executor_environment(settings)},
             )
+
+
+def _socket_conf(folder: Path) -> dict[str, str]:
+    """Return Spark settings for the sockets of a JVM with this temporary folder."""
+    spark = find_spark()
+    if spark is None or len(os.fsencode(folder)) > _LONGEST_FOLDER:
+        return {}
+    for jar in (spark / "jars").glob("spark-launcher_*.jar"):
+        if release_of(jar.stem.rpartition("-")[2]) >= _UNIX_SOCKETS_SINCE:
+            return _UNIX_SOCKETS
+    return {}
 
 
 def local_threads(master: str) -> int:
