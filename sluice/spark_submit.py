@@ -20,6 +20,7 @@ import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -91,9 +92,8 @@ Through TCP, a task of few rows waits for 40 ms: the JVM's side holds a small pa
 packet before is acknowledged, and Python's side delays the acknowledgement."""
 _UNIX_SOCKETS_SINCE = (4, 2)
 """The first release of Spark with which Unix sockets were tested. Spark 4.0 lacks them."""
-_LONGEST_FOLDER = 60
-"""The longest path of a folder for sockets, in bytes: Linux allows 107 for a socket, and the names
-of Spark's sockets have 42."""
+_SOCKET_NAME = f".{'0' * 36}.sock"
+"""A name as long as those of Spark's sockets."""
 _EXTENSIONS = "spark.sql.extensions"
 _ARCHIVES = "spark.archives"
 DELTA_CONF = {
@@ -381,12 +381,27 @@ def submission(
 def _socket_conf(folder: Path) -> dict[str, str]:
     """Return Spark settings for the sockets of a JVM with this temporary folder."""
     spark = find_spark()
-    if spark is None or len(os.fsencode(folder)) > _LONGEST_FOLDER:
+    if spark is None or not _takes_sockets(folder):
         return {}
     for jar in (spark / "jars").glob("spark-launcher_*.jar"):
         if release_of(jar.stem.rpartition("-")[2]) >= _UNIX_SOCKETS_SINCE:
             return _UNIX_SOCKETS
     return {}
+
+
+def _takes_sockets(folder: Path) -> bool:
+    """Return whether Spark's sockets can be made in a folder.
+
+    Its path may be too long for sockets, or its file system may have none.
+    """
+    path = folder / _SOCKET_NAME
+    with socket.socket(socket.AF_UNIX) as bound:
+        try:
+            bound.bind(str(path))
+        except OSError:
+            return False
+    path.unlink()
+    return True
 
 
 def local_threads(master: str) -> int:

@@ -20,6 +20,7 @@ _SETTINGS: Mapping[str, str | int | bool] = {
     # The records themselves are not needed, so fetch as few of them as possible.
     "queued.min.messages": 1,
     "max.partition.fetch.bytes": 1_024,
+    "fetch.max.bytes": 1_048_576,
     # A broker sends at least one batch of records, even if it is very large.
     "receive.message.max.bytes": 2_147_483_647,
 }
