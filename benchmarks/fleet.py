@@ -56,6 +56,7 @@ pipeline.stream("{name}", value=str).group_by_key().count(store="{name}_count")
 KEYS = 50
 _PR_SET_CHILD_SUBREAPER = 36
 _READY_S = 180.0
+_WIDTH = 140
 
 console = Console(stderr=True)
 
@@ -164,10 +165,11 @@ def main(
     records: Annotated[int, typer.Option(min=1, help="Records of a pipeline in a round.")] = 1_000,
     rounds: Annotated[int, typer.Option(min=1, help="Number of rounds.")] = 3,
     places: Annotated[int, typer.Option(min=1, help="Most runs at the same time.")] = 2,
+    cold: Annotated[bool, typer.Option(help="Also measure runs with their own drivers.")] = True,
     peer: Annotated[bool, typer.Option(help="Also measure Kafka Streams programs.")] = False,
     idle_s: Annotated[float, typer.Option(help="Seconds of the measurement while idle.")] = 30.0,
 ) -> None:
-    """Run the rounds cold, and then with a warm driver."""
+    """Run the rounds cold, unless `--no-cold`, and then with a warm driver."""
     # Processes whose parents have ended become children of this process, which waits for them. So
     # their CPU time counts.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -177,7 +179,7 @@ def main(
         EmbeddedKafka(Path(folder) / "kafka", free_port()) as broker,
     ):
         kafka = {"bootstrap.servers": broker.bootstrap}
-        for name in ("cold", "warm"):
+        for name in ("cold", "warm") if cold else ("warm",):
             names = [f"{name}{number}" for number in range(pipelines)]
             fleet = Fleet(Path(folder) / name, kafka, names, records, places)
             fleet.write()
@@ -201,9 +203,10 @@ def main(
                 lambda topic: send(kafka, topic, records),
                 console.print,
             )
-    Console().print(table(results))
+    wide = Console(width=_WIDTH)
+    wide.print(table(results))
     if programs is not None:
-        Console().print(table_of_both(results[-1], programs, pipelines))
+        wide.print(table_of_both(results[-1], programs, pipelines))
     print(json.dumps([vars(measured) for measured in results]), file=sys.stderr)
 
 
@@ -341,26 +344,35 @@ def table(results: Sequence[Measured]) -> Table:
 
 def table_of_both(warm: Measured, programs: fleet_peer.Cost, pipelines: int) -> Table:
     """Compare a warm driver for all pipelines with a Kafka Streams program for each of them."""
-    columns = ("", "processes", "idle cores", "GB", "CPU s of a fed one", "fed p50 s", "fed p99 s")
+    columns = (
+        *("", "processes", "idle cores", "idle GB", "CPU s to start"),
+        *("CPU s of a fed one", "freshness p50 s", "freshness p99 s"),
+    )
     shown = Table(*columns, box=None)
     fed_cpu_s = (warm.cpu_s - warm.fixed_cpu_s) / len(warm.seconds)
     kinds = (
-        ("Sluice, warm", f"1 for {pipelines}", warm.idle_cores, warm.idle_gb, fed_cpu_s),
+        (
+            "Sluice, warm",
+            f"1 for {pipelines}",
+            warm.idle_cores,
+            warm.idle_gb,
+            warm.fixed_cpu_s,
+            fed_cpu_s,
+        ),
         (
             "Kafka Streams",
             f"{programs.programs} of {pipelines}",
             programs.idle_cores,
             programs.memory_gb,
+            programs.start_cpu_s,
             programs.fed_cpu_s,
         ),
     )
-    for (name, processes, cores, memory, cpu), seconds in zip(
-        kinds, (warm.run_seconds, programs.seconds), strict=True
+    for (name, processes, *figures), seconds in zip(
+        kinds, (warm.seconds, programs.seconds), strict=True
     ):
-        p50 = statistics.median(seconds)
-        p99 = percentile(seconds, 99)
-        figures = (f"{cores:.2f}", f"{memory:.2f}", f"{cpu:.2f}", f"{p50:.2f}", f"{p99:.2f}")
-        shown.add_row(name, processes, *figures)
+        all_figures = (*figures, statistics.median(seconds), percentile(seconds, 99))
+        shown.add_row(name, processes, *[f"{figure:.2f}" for figure in all_figures])
     return shown
 
 

@@ -1,11 +1,13 @@
 """The Kafka Streams programs beside which `fleet.py` measures: one process for each pipeline.
 
 Each program is `CountByKey.java`, which needs a JDK. As many programs are started as fit into the
-machine's free memory.
+machine's free memory, and as can be started in some minutes. The compiled program and its jars stay
+in `build/fleet-peer`.
 """
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import threading
 import time
@@ -25,12 +27,15 @@ JARS = (
     Module("org.slf4j", "slf4j-nop", "1.7.36"),
 )
 HEAP = "-Xmx256m"
+BUILD = Path(__file__).parents[1] / "build" / "fleet-peer"
 SPARE_GB = 3.0
 """The memory that stays free for the broker and the rest of the machine."""
 _RUNNING = "RUNNING"
 _START_S = 300.0
+_LONGEST_START_S = 180.0
+"""After this time, no more programs are started."""
 _ROUND_S = 60.0
-_AT_ONCE = 4
+_AT_ONCE = 6
 """How many programs start at the same time."""
 
 
@@ -46,7 +51,7 @@ class Cost:
     fed_cpu_s: float = 0.0
     """The CPU time of a fed program in a round, above that of the idle ones."""
     seconds: list[float] = field(default_factory=list)
-    """For each fed program, the time from its last record until it has counted it."""
+    """For each fed program, the time from its last record until it has counted all of them."""
 
 
 @dataclass
@@ -86,7 +91,8 @@ def measure(
 ) -> Cost:
     """Start programs, measure them while idle, and then `rounds` with `active` fed programs each.
 
-    `send` writes the records of a round to a topic.
+    All programs of a round get their records at once. `send` writes the records of a round to a
+    topic.
     """
     cost = Cost()
     with ExitStack() as stack:
@@ -101,12 +107,14 @@ def measure(
         fed: dict[str, int] = {}
         before, begun = cpu_of(programs), time.monotonic()
         for number in range(rounds):
+            sent_at: list[tuple[Program, float]] = []
             for place in range(active):
                 program = programs[(number * active + place) % len(programs)]
                 send(program.topic)
-                sent_at = time.time()
+                sent_at.append((program, time.time()))
                 fed[program.topic] = fed.get(program.topic, 0) + 1
-                cost.seconds.append(_counted(program, fed[program.topic]) - sent_at)
+            for program, sent in sent_at:
+                cost.seconds.append(_counted(program, fed[program.topic]) - sent)
             say(f"Kafka Streams: round {number + 1} of {rounds}")
         above = cpu_of(programs) - before - cost.idle_cores * (time.monotonic() - begun)
         cost.fed_cpu_s = above / (rounds * active)
@@ -126,10 +134,14 @@ def started(
     say: Callable[[str], None],
 ) -> Iterator[list[Program]]:
     """Start a program for each topic, as long as memory is left, and stop them after the block."""
-    command = _compiled(folder)
+    command = _compiled()
     programs: list[Program] = []
+    until = time.monotonic() + _LONGEST_START_S
     try:
         for topic in topics:
+            if time.monotonic() > until:
+                say(f"Only {len(programs)} Kafka Streams programs have started in time.")
+                break
             if psutil.virtual_memory().available < SPARE_GB * 1e9:
                 say(f"The memory is used up by {len(programs)} Kafka Streams programs.")
                 break
@@ -147,14 +159,18 @@ def started(
         psutil.wait_procs([program.process for program in programs], 30)
 
 
-def _compiled(folder: Path) -> list[str]:
-    """Compile the program. Return the command that runs it."""
+def _compiled() -> list[str]:
+    """Compile the program, unless it has been compiled. Return the command that runs it."""
     java = find_java().path
-    jars = fetch(java, JARS, folder / "ivy", transitive=True).values()
-    class_path = ":".join([str(folder), *map(str, jars)])
-    compiler = [str(java.with_name("javac")), "-cp", class_path, "-d", str(folder), str(SOURCE)]
-    subprocess.run(compiler, check=True)
-    return [str(java), HEAP, "-cp", class_path, SOURCE.stem]
+    compiled = BUILD / f"{SOURCE.stem}.class"
+    if not compiled.exists() or compiled.stat().st_mtime < SOURCE.stat().st_mtime:
+        shutil.rmtree(BUILD, ignore_errors=True)
+        jars = fetch(java, JARS, BUILD / "ivy", transitive=True).values()
+        class_path = ":".join(map(str, jars))
+        compiler = [str(java.with_name("javac")), "-cp", class_path, "-d", str(BUILD), str(SOURCE)]
+        subprocess.run(compiler, check=True)
+    jars_kept = map(str, (BUILD / "ivy" / "jars").rglob("*.jar"))
+    return [str(java), HEAP, "-cp", ":".join([str(BUILD), *jars_kept]), SOURCE.stem]
 
 
 def _start(topic: str, command: Sequence[str]) -> Program:

@@ -4,7 +4,7 @@ Kafka and all components of Airflow run on this machine. A burst is twenty recor
 It ends when a GET of that key through Airflow, logged in, returns its count. One pipeline lingers:
 its run waits for new records. Before each burst of the others, their last run has ended, so the
 times include the trigger, the DAG run and the task: one pipeline starts a driver of its own, and
-the other uses a warm driver. For these two, a second table shows where the time goes.
+the other uses a warm driver. Further tables show where the time goes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,16 @@ OPTIONS = """
 warm = "use"
 """
 LONGEST_S = 180.0
-PHASES = (
+OF_LINGERING = (
+    "the driver plans the batch",
+    "Spark has read it and calls the driver",
+    "the shards are written",
+    "the batch is checked",
+    "the output is written",
+    "the snapshot is published",
+    "REST answers",
+)
+FROM_IDLE = (
     "the trigger sees the records",
     "the scheduler makes the DAG run",
     "it starts the DAG run",
@@ -153,9 +162,12 @@ def measure(
             if burst:
                 measured.seconds.append(time.monotonic() - begun)
                 status.update(f"{name}, burst {burst} of {bursts}: {measured.seconds[-1]:.1f} s")
-                if name != "lingering":
+                answered_at = time.time()
+                if name == "lingering":
+                    moments = moments_of_batch(platform, name)
+                else:
                     moments = moments_of(platform, airflow, name)
-                    measured.phases.append(differences([begun_at, *moments, time.time()]))
+                measured.phases.append(differences([begun_at, *moments, answered_at]))
 
 
 def wait_for_answer(platform: LocalPlatform, airflow: Airflow, name: str, key: str) -> None:
@@ -200,6 +212,22 @@ def moments_of(platform: LocalPlatform, airflow: Airflow, name: str) -> list[flo
     ]
 
 
+def moments_of_batch(platform: LocalPlatform, name: str) -> list[float]:
+    """Return when each phase of the newest batch but the last has ended, in epoch s."""
+    home = Settings.read(platform.variables())
+    with Ledger.open(home.ledger) as ledger:
+        snapshot = ledger.snapshots.latest(name)
+        assert snapshot is not None
+        batch = ledger.history.get(snapshot.ref, snapshot.batch)
+        audit = ledger.audits.newest(snapshot.ref)
+        assert batch is not None
+        assert audit is not None
+    moments = [batch.begun / 1_000]
+    for phase in ("start", "state", "audit", "output"):
+        moments.append(moments[-1] + audit.phases[phase] / 1_000)
+    return [*moments, snapshot.published_at.timestamp()]
+
+
 def epoch(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
@@ -211,8 +239,11 @@ def differences(moments: list[float]) -> list[float]:
 def show(results: dict[str, Measured]) -> None:
     if results:
         Console().print(table(results))
-    if any(measured.phases for measured in results.values()):
-        Console().print(phases_table(results))
+    lingering = {name: each for name, each in results.items() if name == "lingering"}
+    from_idle = {name: each for name, each in results.items() if name != "lingering"}
+    for phases, measured in ((OF_LINGERING, lingering), (FROM_IDLE, from_idle)):
+        if measured:
+            Console().print(phases_table(phases, measured))
 
 
 def table(results: dict[str, Measured]) -> Table:
@@ -229,13 +260,12 @@ def table(results: dict[str, Measured]) -> Table:
     return shown
 
 
-def phases_table(results: dict[str, Measured]) -> Table:
-    """Return the median seconds of each phase from idle."""
-    from_idle = {name: measured for name, measured in results.items() if measured.phases}
-    shown = Table("until", *[f"{name} p50 s" for name in from_idle], box=None)
-    for number, phase in enumerate(PHASES):
+def phases_table(phases: tuple[str, ...], results: dict[str, Measured]) -> Table:
+    """Return the median seconds of each phase."""
+    shown = Table("until", *[f"{name} p50 s" for name in results], box=None)
+    for number, phase in enumerate(phases):
         medians: list[str] = []
-        for measured in from_idle.values():
+        for measured in results.values():
             medians.append(f"{statistics.median([burst[number] for burst in measured.phases]):.2f}")
         shown.add_row(phase, *medians)
     return shown

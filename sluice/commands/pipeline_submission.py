@@ -140,16 +140,14 @@ class SubmittedRun:
             from sluice.topology.loading.run_options import run_options
             from sluice.warm.client import run_warm
 
-            # The import of the file needs the libraries.
-            needed = libraries_of_name(settings().pipelines, self.pipeline, settings().home)
-            if needed is not None:
-                needed.build(say)
+            # The import of the file needs the libraries, and so does the driver.
+            libraries = libraries_of_name(settings().pipelines, self.pipeline, settings().home)
+            packages = None if libraries is None else libraries.build(say)
             definition = load(self.pipeline)
             run_with = run_options(settings().pipelines, definition.file, self.pipeline)
             own = run_with.with_connections(run_with.applied_to(settings()))
-            libraries = run_with.libraries(own.home)
-            if libraries is not None:
-                own = replace(own, libraries=libraries.build(say))
+            if packages is not None:
+                own = replace(own, libraries=packages)
         if not self.has_begun:
             reads = reads_records(self.options)
             begin_run(settings(), self.pipeline, *self._action, reads_records=reads)

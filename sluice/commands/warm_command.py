@@ -52,6 +52,7 @@ def warm(
             os.environ[warm_driver.LIMITS] = json.dumps(asdict(limits))
             os.environ[warm_driver.KEY] = key
             os.environ[warm_driver.SOCKET] = str(path)
+            os.environ[warm_driver.COMMAND] = str(os.getpid())
             # The driver's output goes to files and Airflow's log, never to a terminal.
             os.environ["NO_COLOR"] = "1"
             try:

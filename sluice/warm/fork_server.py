@@ -13,6 +13,9 @@ A run ends in one of these ways:
 - The client ends the connection. All processes of the run are killed.
 - The JVM ends. All processes of all runs are killed, and the clients find out that the driver is
   lost.
+
+If the command that has started the driver ends, the driver takes no more runs, and ends after the
+runs that it has taken.
 """
 
 from __future__ import annotations
@@ -93,6 +96,8 @@ class ForkServer:
     """Takes requests at a listening socket until `limits` are reached or the JVM has ended.
 
     `jvm` is a connection to the process that keeps the JVM, and ends when the JVM ends.
+    `command_ended` is a descriptor that is readable when the command that has started the driver
+    has ended.
     """
 
     def __init__(
@@ -100,10 +105,12 @@ class ForkServer:
         path: Path,
         key: str,
         jvm: socket.socket,
+        command_ended: int,
         run: RunFunction,
         limits: Limits | None = None,
     ) -> None:
         self._path, self._key, self._jvm, self._run = path, key, jvm, run
+        self._command_ended = command_ended
         self._limits = limits or Limits()
         self._waiting: deque[_Client] = deque()
         self._running: dict[int, _Client] = {}
@@ -115,6 +122,7 @@ class ForkServer:
         self._listener: socket.socket | None = _listen(path)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(jvm, selectors.EVENT_READ, self._lose_jvm)
+        self._selector.register(command_ended, selectors.EVENT_READ, self._lose_command)
 
     def serve(self) -> bool:
         """Serve until the driver must end. Return whether it ends because it has lost the JVM."""
@@ -153,12 +161,22 @@ class ForkServer:
         return min(max(0.0, self._until_limit_s()), _LONGEST_WAIT_S)
 
     def _stop_listening(self) -> None:
-        if self._listener is None:
-            return
+        if self._listener is not None:
+            self._path.unlink(missing_ok=True)
+            self._close_listener()
+
+    def _close_listener(self) -> None:
+        assert self._listener is not None
         self._selector.unregister(self._listener)
-        self._path.unlink(missing_ok=True)
         self._listener.close()
         self._listener = None
+
+    def _lose_command(self) -> None:
+        """Take no more runs, because the command can no longer end this driver."""
+        self._selector.unregister(self._command_ended)
+        # The command's lock is free, so the path may already be that of the next driver.
+        if self._listener is not None:
+            self._close_listener()
 
     def _accept(self) -> None:
         assert self._listener is not None
@@ -316,6 +334,7 @@ class ForkServer:
         if self._listener is not None:
             self._listener.close()
         self._jvm.close()
+        os.close(self._command_ended)
         self._selector.close()
 
 

@@ -2,7 +2,8 @@
 
 It consists of three processes. This one, the keeper, starts the JVM and its Spark session, and
 makes sessions for the runs. The fork server, which it forks before it has any thread, forks the
-processes of the runs. If one of the three ends, so do the others, and with them all runs.
+processes of the runs. If one of the three ends, so do the others, and with them all runs. If only
+the command `sluice warm` ends, the three end after the last run.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ LIMITS = "SLUICE_WARM_LIMITS"
 """The environment variable with the driver's limits, as JSON."""
 KEY = "SLUICE_WARM_KEY"
 SOCKET = "SLUICE_WARM_SOCKET"
+COMMAND = "SLUICE_WARM_COMMAND"
+"""The environment variable with the process id of the command that has started this program."""
 READY = "A warm driver takes runs: "
 
 
@@ -34,6 +37,7 @@ def main() -> int:
 
     Return the exit status.
     """
+    command_ended = _descriptor_of_command()
     spark_submit = str(Path(sys.executable).parent / "spark-submit")
     command = [spark_submit, *shlex.split(os.environ["PYSPARK_SUBMIT_ARGS"])]
     # The JVM ends when its standard input ends, that is, together with this process.
@@ -48,9 +52,23 @@ def main() -> int:
         of_keeper.close()
         assert process.stdin is not None
         process.stdin.close()
-        _serve_runs(of_server)
+        _serve_runs(of_server, command_ended)
     of_server.close()
     return _keep_jvm(process, of_keeper, server)
+
+
+def _descriptor_of_command() -> int:
+    """Return a descriptor that is readable when the command has ended.
+
+    Raise SystemExit if it has ended already.
+    """
+    command = int(os.environ[COMMAND])
+    with suppress(ProcessLookupError):
+        descriptor = os.pidfd_open(command)
+        # If the command had ended before, another process might have its id.
+        if os.getppid() == command:
+            return descriptor
+    raise SystemExit("The command sluice warm has ended.")
 
 
 def import_all() -> None:
@@ -125,8 +143,8 @@ def _keeper_path() -> Path:
     return Path(os.environ[CONNECTION]).with_name("jvm")
 
 
-def _serve_runs(keeper_end: socket.socket) -> NoReturn:
-    """Serve runs until the driver has reached its limits, or the JVM has ended."""
+def _serve_runs(keeper_end: socket.socket, command_ended: int) -> NoReturn:
+    """Serve runs until the driver has reached its limits, or the JVM or the command has ended."""
     from sluice.warm.fork_server import ForkServer, Limits
 
     status = 1
@@ -135,7 +153,7 @@ def _serve_runs(keeper_end: socket.socket) -> NoReturn:
             limits = Limits(**json.loads(os.environ[LIMITS]))
             path = Path(os.environ[SOCKET])
             run = Run(_keeper_path(), dict(os.environ))
-            server = ForkServer(path, os.environ[KEY], keeper_end, run, limits)
+            server = ForkServer(path, os.environ[KEY], keeper_end, command_ended, run, limits)
             print(f"{READY}{path}", flush=True)
             status = int(server.serve())
     except BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -77,6 +78,26 @@ def test_records_that_arrive_while_a_run_lingers_are_its_next_batch(
     assert running.run() == 4
     assert running.store("n") == {"a": 3, "b": 1}
     assert [snapshot.counts["read"] for snapshot in running.snapshots()] == [1, 1, 2]
+
+
+def test_a_run_does_not_wait_until_it_looks_again_if_a_record_arrives(
+    start: Start, meanwhile: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = start(sums)
+    running.send("sales", sale("a"))
+    made = Linger.__post_init__
+
+    def look_rarely(self: Linger) -> None:
+        made(self)
+        self.pause_s = 300.0
+
+    monkeypatch.setattr(Linger, "__post_init__", look_rarely)
+    # The run is already waiting when the record arrives.
+    later = threading.Timer(1.0, running.send, ["sales", sale("b")])
+    began = time.monotonic()
+    meanwhile(later.start)
+    assert running.run() == 2
+    assert time.monotonic() - began < 150
 
 
 def test_ordered_operators_and_new_partitions_are_read_by_the_same_run(

@@ -112,6 +112,26 @@ def test_five_runs_whose_driver_is_killed_start_again(
     assert fleet.driver.wait(60) != 0
 
 
+def test_a_driver_whose_command_is_killed_ends_after_its_runs(
+    fleet: Fleet, fresh_name: Callable[[str], str], alone: Result
+) -> None:
+    names = [fresh_name(f"left{number}") for number in range(2)]
+    go = fleet.home / fresh_name("go")
+    runs = start_waiting(fleet, names, go)
+    processes = fleet.processes
+    fleet.driver.kill()
+    late = fresh_name("late")
+    fleet.add(late)
+    assert NO_DRIVER in fleet.run(late)
+    go.touch()
+    for name, run in zip(names, runs, strict=True):
+        status, output = ended(run)
+        assert (status, LOST in output) == (0, False), output
+        assert fleet.result(name) == alone
+    _, alive = psutil.wait_procs(processes, timeout=60)
+    assert alive == []
+
+
 def test_a_pipeline_that_eats_memory_is_killed_before_all_others(
     fleet: Fleet, fresh_name: Callable[[str], str], alone: Result
 ) -> None:

@@ -26,8 +26,8 @@ def run(environment, arguments, number):
     sys.stdout.flush()
     return 0
 jvm = socket.socket(fileno=int(sys.argv[3]))
-limits = Limits(**json.loads(sys.argv[4]))
-server = ForkServer(Path(sys.argv[1]), sys.argv[2], jvm, run, limits)
+limits = Limits(**json.loads(sys.argv[5]))
+server = ForkServer(Path(sys.argv[1]), sys.argv[2], jvm, int(sys.argv[4]), run, limits)
 print("ready", flush=True)
 sys.exit(server.serve())
 """
@@ -39,6 +39,8 @@ class Server:
     path: Path
     jvm: socket.socket
     """The end of the process that keeps the JVM."""
+    command: socket.socket
+    """Closed when the command that has started the driver ends."""
 
     @contextmanager
     def run(
@@ -65,20 +67,23 @@ class Server:
 def fork_server(path: Path, key: str = "key", **limits: float) -> Iterator[Server]:
     """Start a fork server that listens at a path, in a process of its own."""
     jvm, of_server = socket.socketpair()
+    command, command_ended = socket.socketpair()
     process = subprocess.Popen(
         [
             *(sys.executable, "-c", PROGRAM),
-            *(str(path), key, str(of_server.fileno()), json.dumps(limits)),
+            *(str(path), key, str(of_server.fileno()), str(command_ended.fileno())),
+            json.dumps(limits),
         ],
         stdout=subprocess.PIPE,
         text=True,
-        pass_fds=[of_server.fileno()],
+        pass_fds=[of_server.fileno(), command_ended.fileno()],
     )
     of_server.close()
-    with process, jvm:
+    command_ended.close()
+    with process, jvm, command:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         try:
-            yield Server(process, path, jvm)
+            yield Server(process, path, jvm, command)
         finally:
             process.kill()

@@ -11,7 +11,11 @@ from operator import itemgetter
 import numpy as np
 import pyarrow as pa
 from confluent_kafka import KafkaException, Message, TopicPartition
-from confluent_kafka.admin import ListOffsetsResultInfo, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ListOffsetsResultInfo,
+    OffsetSpec,
+)
 
 from sluice.engine.batch.job_topics import TIMEOUT_S, kafka_errors
 from sluice.engine.batch.side_outputs import DataSize
@@ -48,10 +52,17 @@ def timestamps_of(messages: Sequence[Message]) -> Times:
     return np.clip(timestamps, -_LAST_MS, _LAST_MS)
 
 
-def end_offsets(kafka: Mapping[str, str], partitions: Iterable[Partition]) -> dict[Partition, int]:
-    """Return the offset after each partition's last committed record."""
+def end_offsets(
+    kafka: Mapping[str, str],
+    partitions: Iterable[Partition],
+    admin: AdminClient | None = None,
+) -> dict[Partition, int]:
+    """Return the offset after each partition's last committed record.
+
+    `admin` is a client to use again; None for a new one.
+    """
     latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-    listed = _listed(kafka, partitions, latest)
+    listed = _listed(kafka, partitions, latest, admin)
     ends: dict[Partition, int] = {}
     for place, result in listed.items():
         ends[place.topic, place.partition] = result.offset
@@ -62,12 +73,13 @@ def _listed(
     kafka: Mapping[str, str],
     partitions: Iterable[Partition],
     which: OffsetSpec,
+    admin: AdminClient | None = None,
 ) -> dict[TopicPartition, ListOffsetsResultInfo]:
     """Return the offsets that Kafka lists for committed records.
 
     Records of open transactions wait for the next run.
     """
-    admin = silent_admin(kafka)
+    admin = admin or silent_admin(kafka)
     places = [TopicPartition(*partition) for partition in partitions]
     with kafka_errors("Reading the topics' offsets", kafka):
         # If a client requests offsets before it is connected, it may find the partitions' leaders

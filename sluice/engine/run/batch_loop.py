@@ -16,6 +16,7 @@ from functools import partial
 from itertools import count
 
 import msgspec
+from confluent_kafka.admin import AdminClient
 from pyspark.sql import DataFrame
 
 from sluice.engine.batch.batch_start import BatchStart
@@ -34,6 +35,7 @@ from sluice.engine.run.read_ahead import BatchQueries, may_read_ahead
 from sluice.engine.run.replay import ReplayStep, divided, offsets_between
 from sluice.engine.run.shared_snapshots import newest_snapshots, shared_snapshots
 from sluice.engine.run.streaming_query import JobQuery
+from sluice.kafka.brokers import silent_admin
 from sluice.plan import Job
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.plans import PlannedBatch
@@ -62,6 +64,8 @@ class BatchLoop:
     partitions: Mapping[str, int] = field(init=False)
     """Topic → its current number of partitions."""
     _queries: BatchQueries = field(init=False)
+    _admin: AdminClient | None = field(default=None, init=False)
+    """Stays connected while the run lingers."""
 
     def __post_init__(self) -> None:
         self.partitions = self.query.partitions
@@ -84,7 +88,8 @@ class BatchLoop:
         stream time advances, if this makes results due (see `IdleTime`).
         """
         now = self.clocks.now()
-        topic_ends = end_offsets(kafka, _offsets(self.positions))
+        self._admin = self._admin or silent_admin(kafka)
+        topic_ends = end_offsets(kafka, _offsets(self.positions), self._admin)
         self.publisher.identity.require_reached(self.positions, topic_ends)
         # The output of an interrupted batch may be written already, so the next
         # batch must have the same records.

@@ -11,6 +11,7 @@ import structlog
 from confluent_kafka import KafkaException
 
 from sluice.engine.run.clocks import Clocks
+from sluice.kafka.arrivals import Arrivals
 from sluice.kafka.brokers import broker_errors, silent_admin, unreachable
 from sluice.kafka.denied_operations import DESCRIBE, access_denied, denial, on_topic
 from sluice.kafka.replaced_files import ReplacedFiles
@@ -29,7 +30,10 @@ task exceeds Airflow's limit of two hours."""
 
 @dataclass
 class Linger:
-    """Compares the topics' end offsets with the offsets that were read, several times a second."""
+    """Compares the topics' end offsets with the offsets that were read.
+
+    It does so several times a second, and as soon as a record arrives. It must be closed.
+    """
 
     kafka: Mapping[str, str] = field(repr=False)
     topics: Sequence[str]
@@ -50,8 +54,12 @@ class Linger:
     def __post_init__(self) -> None:
         self._last = time.monotonic() + LONGEST_S
         self._admin = silent_admin(self.kafka)
+        self._arrivals = Arrivals(self.kafka)
         self._unreachable = False
         self._next_look = 0.0
+
+    def close(self) -> None:
+        self._arrivals.close()
 
     def wait(self, positions: Offsets, next_timer: int | None = None) -> News | None:
         """Wait for records beyond `positions`, for new partitions, or for a timer.
@@ -62,6 +70,12 @@ class Linger:
         """
         if not self.milliseconds:
             return None
+        try:
+            return self._wait(positions, next_timer)
+        finally:
+            self._arrivals.rest()
+
+    def _wait(self, positions: Offsets, next_timer: int | None) -> News | None:
         end = min(time.monotonic() + self.milliseconds / 1000, self._last)
         while (left := end - time.monotonic()) > 0:
             if self.files.were_replaced():
@@ -79,7 +93,7 @@ class Linger:
                 return "records"
             if next_timer is not None and self.clocks.earliest() >= next_timer:
                 return "timers"
-            time.sleep(min(self.pause_s, left))
+            self._arrivals.wait(positions, min(self.pause_s, left))
         return None
 
     def _was_paused(self) -> bool:

@@ -12,8 +12,10 @@ import pytest
 import typer
 
 from sluice.commands.pipeline_submission import SubmittedRun, submit
-from sluice.settings import settings
+from sluice.provision.libraries import Libraries
+from sluice.settings import Settings, settings
 from sluice.state.ledger.ledger import Ledger
+from sluice.warm import client
 from sluice.warm.identity import driver_key, socket_path
 from tests.support.fork_servers import fork_server
 
@@ -205,3 +207,28 @@ def test_a_driver_is_not_asked_for_a_pipeline_that_it_cannot_run(
     with driver(monkeypatch):
         assert status_of_run() == 0
     assert [(run.has_begun, run.asks_warm) for run in elsewhere] == [(False, True)]
+
+
+def test_a_pipelines_libraries_are_looked_up_once_for_its_file_and_its_driver(
+    monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
+    requirements = home / "pipelines" / "words.txt"
+    requirements.touch()
+    (home / "pipelines" / "sluice.toml").write_text(
+        '[pipelines.words]\nrequirements = "words.txt"\n'
+    )
+    built: list[Path] = []
+    given: list[Path | None] = []
+
+    def build(libraries: Libraries, say: object) -> Path:
+        built.append(libraries.requirements)
+        return home / "packages"
+
+    def run(own: Settings, *_: object, **__: object) -> int:
+        given.append(own.libraries)
+        return 0
+
+    monkeypatch.setattr(Libraries, "build", build)
+    monkeypatch.setattr(client, "run_warm", run)
+    assert status_of_run() == 0
+    assert (built, given) == ([requirements], [home / "packages"])

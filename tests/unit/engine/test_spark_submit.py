@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import zipfile
 from dataclasses import dataclass, replace
@@ -93,6 +94,38 @@ def test_a_path_that_sparks_script_would_split_is_no_option_of_the_launcher(tmp_
         jars.mkdir(parents=True)
         (jars / "spark-launcher_2.13-4.2.0.jar").touch()
         assert launcher_options(jars.parent) == launcher_options(None)
+
+
+@pytest.mark.parametrize(
+    ("master", "release", "folder", "enabled"),
+    [
+        ("local[2]", "4.2.0", "t", True),
+        ("local[2]", "4.10.1", "t", True),
+        ("spark://host:7077", "4.2.0", "t", False),
+        ("local[2]", "4.1.1", "t", False),
+        # The path of a socket would be too long.
+        ("local[2]", "4.2.0", "t" * 60, False),
+    ],
+)
+def test_a_local_spark_exchanges_rows_with_python_through_unix_sockets(
+    configuration: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    *,
+    master: str,
+    release: str,
+    folder: str,
+    enabled: bool,
+) -> None:
+    jars = tmp_path / "jars"
+    jars.mkdir()
+    (jars / f"spark-launcher_2.13-{release}.jar").touch()
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="") as short:
+        Path(short, folder).mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(Path(short, folder)))
+        with submission(configuration, {}, master, ["orders"]) as submitted:
+            assert ("spark.python.unix.domain.socket.enabled" in submitted.conf) == enabled
 
 
 def test_a_driver_that_starts_the_jvm_gives_it_the_options_of_spark_submit(

@@ -241,6 +241,30 @@ def test_the_server_lets_its_last_run_end_when_it_is_old(tmp_path: Path) -> None
     assert (tmp_path / "first").read_text() == "end\n"
 
 
+def test_the_server_lets_its_runs_end_when_its_command_has_ended(tmp_path: Path) -> None:
+    code = "print('begun', flush=True); sys.stdin.read(); time.sleep(0.5); print('end')"
+    output = tmp_path / "output"
+    with server(tmp_path) as running, running.run(code, output) as run:
+        wait_for(output)
+        # The next driver may take over the path at once.
+        running.path.unlink()
+        running.path.touch()
+        running.command.close()
+        assert run.has_started()
+        assert run.wait() == 0
+        assert running.process.wait(10) == 0
+        assert output.read_text() == "begun\nend\n"
+        assert running.path.exists()
+
+
+def test_the_server_of_an_ended_command_takes_no_runs(tmp_path: Path) -> None:
+    with server(tmp_path) as running:
+        running.command.close()
+        assert running.process.wait(10) == 0
+        with pytest.raises(ConnectionRefusedError), running.run("pass", tmp_path / "output"):
+            pass
+
+
 def test_only_the_user_can_reach_the_server(started: Server) -> None:
     assert started.path.stat().st_mode & 0o777 == 0o600
     assert started.path.parent.stat().st_mode & 0o777 == 0o700
