@@ -7,6 +7,7 @@ import { airflowLink, badge, card, element, link, svg, table } from "./dom.js";
 import { bytes, counted, duration, number, time } from "./format.js";
 import { took } from "./health.js";
 import { batchesOf } from "./past.js";
+import { PHASES } from "./phases.js";
 import { choosePeriod, tabView } from "./pipeline.js";
 
 const MOST_RUNS = 200;
@@ -15,15 +16,12 @@ const SHOWN_RUNS = 15;
 const LONGEST_PAUSE_MS = 600_000; // a longer pause between batches separates two runs
 const KINDS = {
   queue: "waiting for Airflow",
-  start: "starting",
-  read: "planning a batch",
-  state: "processing records",
-  audit: "checking counts",
-  output: "writing output",
+  begin: "starting",
+  ...PHASES,
   wait: "between batches",
+  end: "after the last batch",
   retry: "waiting for the next attempt",
 };
-const PHASES = { start: "read", state: "state", audit: "audit", output: "output" };
 
 export const runsTab = tabView("runs", (context) =>
   context.search.has("run") ? oneRun(context) : allRuns(context),
@@ -53,7 +51,12 @@ async function oneRun({ name, overview, hash, search }) {
   const columns = columnsOf(shown.ended - shown.begun);
   return [
     back,
-    element("section", { class: "card" }, legend(), table(columns, [shown], { label: "Run" })),
+    element(
+      "section",
+      { class: "card" },
+      legend(shown.ended - shown.begun),
+      table(columns, [shown], { label: "Run" }),
+    ),
     attemptsCard(run, costs),
     batchList(own, { isOpen: true, title: "Batches of the run, with their audits" }),
   ];
@@ -97,7 +100,7 @@ async function allRuns(context) {
     element(
       "section",
       { class: "card" },
-      legend(),
+      legend(longest),
       table(columnsOf(longest, hash), shown, { label: "Runs", empty: `No runs ${period.text}.` }),
       shown.length < runs.length &&
         element("p", {}, link(rest, `Show all ${number(runs.length)} runs`)),
@@ -105,10 +108,12 @@ async function allRuns(context) {
   ];
 }
 
-function legend() {
+// What the colours of the bars mean, and how long the longest bar is.
+function legend(longest) {
   const kinds = Object.entries(KINDS);
   const items = kinds.map(([kind, text]) => element("li", { class: `kind-${kind}` }, text));
-  return element("ul", { class: "legend" }, items);
+  const scale = element("p", { class: "quiet" }, `A whole bar is ${duration(longest / 1000)}.`);
+  return [element("ul", { class: "legend" }, items), scale];
 }
 
 function nameCell({ run, name, log }, hash) {
@@ -136,6 +141,7 @@ function tookCell({ run, begun, ended }) {
 
 function attemptsCell({ run }) {
   const attempts = run?.attempts ?? [];
+  if (!attempts.length) return "–";
   return attempts.map(({ log, number: which, state }) => [
     element("span", { class: "short" }, airflowLink(log, badge(`${which}: ${state}`, state))),
     " ",
@@ -149,7 +155,7 @@ const columnsOf = (longest, hash = "") => [
   { title: "Began", cell: ({ begun }) => time(new Date(begun).toISOString()) },
   { title: "Took", number: true, cell: tookCell },
   {
-    title: `Where the time went (the whole width is ${duration(longest / 1000)})`,
+    title: "Where the time went",
     wide: true,
     cell: (run) => [bar(run, longest), element("small", {}, sentence(run))],
   },
@@ -258,14 +264,14 @@ function span(batch) {
 function during(segments, batches, from, to) {
   let until = from;
   batches.forEach(({ batch, from: begins }, number) => {
-    add(segments, number ? "wait" : "start", until, begins);
+    add(segments, number ? "wait" : "begin", until, begins);
     until = Math.max(begins, until);
     for (const [phase, seconds] of Object.entries(batch.phases)) {
-      add(segments, PHASES[phase] ?? "state", until, until + seconds * 1000);
+      add(segments, phase in PHASES ? phase : "state", until, until + seconds * 1000);
       until += seconds * 1000;
     }
   });
-  add(segments, batches.length ? "wait" : "start", until, to);
+  add(segments, batches.length ? "end" : "begin", until, to);
   return Math.max(until, to);
 }
 

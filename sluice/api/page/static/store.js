@@ -58,6 +58,7 @@ export async function store([pipeline, name], search) {
         info.retention_ms !== null &&
           `Kept for ${duration(info.retention_ms / 1000)} after a window's end. `,
         workers(info.workers),
+        ".",
       ),
       form(hash, given, isWindowed),
       given.before !== undefined
@@ -137,7 +138,8 @@ async function entries(info, given) {
     answer = await getExact(path, request);
   } catch (error) {
     if (![400, 404, 410, 422].includes(error.status)) throw error;
-    return card("Nothing found", element("p", { role: "status" }, error.message), reproduce);
+    const reason = element("p", { role: "status" }, error.message);
+    return card("Nothing found", reason, rejectedLink(pipeline, given), reproduce);
   }
   const { cursor: before, ...same } = given;
   const next = storePath(pipeline, name) + query({ ...same, cursor: answer.cursor });
@@ -160,6 +162,13 @@ async function entries(info, given) {
       reproduce,
     ),
   ];
+}
+
+// If a key is missing, its records may have been rejected.
+function rejectedLink(pipeline, { key }) {
+  if (key === undefined) return null;
+  const path = `#/pipelines/${part(pipeline)}/dead-letters${query({ since: "all", key })}`;
+  return element("p", {}, link(path, "Look for dead letters with this key"));
 }
 
 function links(pipeline, name, given, path, request) {
