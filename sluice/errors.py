@@ -242,6 +242,14 @@ class Overdue(EngineError):
     )
 
 
+class NothingToReplay(EngineError):
+    """No record was read in the part of the topics that a replay should read again."""
+
+    status = 422
+    title = "Nothing to replay"
+    is_lasting = True
+
+
 class BatchDiffers(EngineError):
     """A batch that is repeated after a crash has other output than was written before the crash."""
 

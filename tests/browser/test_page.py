@@ -290,9 +290,7 @@ def test_keys_ranges_windows_and_earlier_snapshots_are_found(page: Page, address
     expect(page.get_by_text("There is no snapshot 1.99")).to_be_visible()
     page.goto(f"{address}#/pipelines/orders/stores/general_orders_count_window?key=store_1234")
     charts = page.get_by_role("img", name="by window")
-    expect(charts.first).to_have_attribute(
-        "aria-label", re.compile("value, by window. value: last")
-    )
+    expect(charts.first).to_have_attribute("aria-label", re.compile("Value by window. Value: last"))
     expect(charts.first.locator("canvas")).to_be_visible()
     page.goto(f"{address}#/pipelines/orders/stores/general_orders_revenue?key=..")
     expect(page.get_by_text("0 entries of snapshot")).to_be_visible()

@@ -156,6 +156,42 @@ def test_filters_are_in_the_address(open_view: Open, many: gallery.Scene) -> Non
     expect(dead_letters).to_have_attribute("href", re.compile("_003/dead-letters$"))
 
 
+def test_groups_share_their_columns(open_view: Open, many: gallery.Scene) -> None:
+    page = open_view(many, "#/?group=tag")
+    groups = page.locator("tbody")
+    expect(groups).to_have_count(4)
+    expect(page.get_by_role("button", name="Unread")).to_have_count(1)
+    lefts = {cell.bounding_box()["x"] for cell in page.locator("td[data-label=Snapshot]").all()}  # type: ignore[index]
+    assert len(lefts) == 1
+    assert is_accessible(page)
+
+
+def test_a_missing_key_leads_to_its_dead_letters(open_view: Open, many: gallery.Scene) -> None:
+    page = open_view(many, "#/pipelines/orders/stores/general_orders_revenue?key=store_7")
+    page.get_by_role("link", name="Look for dead letters with this key").click()
+    expect(page.get_by_label("Key of the record")).to_have_value("store_7")
+    expect(page.get_by_role("link", name="All times")).to_have_attribute("aria-current", "true")
+    groups = page.get_by_role("region", name="Groups of dead letters").locator("tbody tr")
+    expect(groups.first).to_be_visible()
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_a_chosen_node_is_shown_and_stays_in_sight(
+    open_view: Open, many: gallery.Scene, page: Page, width: int
+) -> None:
+    page.set_viewport_size({"width": width, "height": 800})
+    open_view(many, "#/pipelines/orders/topology")
+    nodes = page.locator(".drawing a" if width > 720 else ".steps a")
+    nodes.filter(has_text="general_orders_count").first.click()
+    facts = page.locator("[data-reveal]")
+    expect(facts).to_be_in_viewport(ratio=0.9)
+    # The page shows the view again, as it does after each batch.
+    facts.evaluate("node => { node.isOld = true; }")
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    page.wait_for_function("!document.querySelector('[data-reveal]').isOld")
+    expect(facts).to_be_in_viewport(ratio=0.9)
+
+
 def test_a_topology_fits_and_its_nodes_open(open_view: Open, many: gallery.Scene) -> None:
     page = open_view(many, "#/pipelines/orders/topology")
     boxes = page.locator(".drawing .box")
@@ -405,6 +441,30 @@ def test_a_store_is_drawn(open_view: Open, many: gallery.Scene) -> None:
     expect(snapshots.first).to_contain_text("changed")
     # Only the newest snapshot has the key, and one value is no history to draw.
     expect(page.locator("canvas")).to_have_count(0)
+
+
+def test_the_curl_is_copied(open_view: Open, many: gallery.Scene, page: Page) -> None:
+    open_view(many, "#/pipelines/orders/stores/general_orders_revenue?key=store_1234")
+    page.get_by_text("Link and curl").click()
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="Copy the curl").click()
+    expect(page.get_by_text("Copied.")).to_be_visible()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied == page.locator("details pre").text_content()
+    assert "/keys/store_1234?pipeline=orders" in copied
+
+
+def test_a_curl_that_cannot_be_copied_is_selected(
+    open_view: Open, many: gallery.Scene, page: Page
+) -> None:
+    open_view(many, "#/pipelines/orders/stores/general_orders_revenue?key=store_1234")
+    page.get_by_text("Link and curl").click()
+    # As on pages without HTTPS.
+    page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    page.get_by_role("button", name="Copy the curl").click()
+    expect(page.get_by_text("The text is selected")).to_be_visible()
+    selected = page.evaluate("getSelection().toString()")
+    assert selected == page.locator("details pre").text_content()
 
 
 @pytest.mark.parametrize(

@@ -174,14 +174,28 @@ function rejectedLink(pipeline, { key }) {
 function links(pipeline, name, given, path, request) {
   const view = new URL(location.href);
   view.hash = storePath(pipeline, name) + query(given);
+  const command = element("pre", { tabindex: 0 }, curl(path, request));
+  const done = element("span", { role: "status" });
   return element(
     "details",
     {},
     element("summary", {}, "Link and curl"),
     element("p", {}, "This view: ", element("a", { href: view.href, target: "_top" }, view.href)),
-    element("pre", { tabindex: 0 }, curl(path, request)),
-    button("Copy the curl", () => navigator.clipboard?.writeText(curl(path, request))),
+    command,
+    element("div", { class: "actions" }, button("Copy the curl", () => copy(command, done)), done),
   );
+}
+
+// Copy a node's text. Browsers allow this only on pages over HTTPS and on this computer's own
+// pages; elsewhere, select the text.
+async function copy(node, done) {
+  try {
+    await navigator.clipboard.writeText(node.textContent);
+    done.textContent = "Copied.";
+  } catch {
+    getSelection().selectAllChildren(node);
+    done.textContent = "The text is selected: copy it with the keyboard.";
+  }
 }
 
 // Key, window, and a column for each field of the values.
