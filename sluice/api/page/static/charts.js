@@ -103,7 +103,8 @@ function draw(uPlot, place, width, times, series, looks) {
       ...columns.map((index) => {
         const look = colour(`--c${index % COLOURS}`);
         const label = series[index].name;
-        return bars ? barsOf(uPlot, label, look) : lineOf(label, look, stacked[index]);
+        if (bars) return barsOf(uPlot, label, look);
+        return lineOf(label, look, colour("--card"), stacked[index]);
       }),
     ],
     hooks: {
@@ -146,8 +147,8 @@ function barsOf(uPlot, label, colour) {
   return { label, stroke: colour, fill: colour, width: 0, points: { show: false }, paths };
 }
 
-function lineOf(label, colour, values) {
-  const points = { show: hasLoneValue(values), size: 5 };
+function lineOf(label, colour, fill, values) {
+  const points = { show: hasLoneValue(values), size: 5, fill };
   return { label, stroke: colour, width: 2, spanGaps: false, points };
 }
 

@@ -35,8 +35,7 @@ export const airflowLink = (path, ...content) =>
 export const badge = (text, kind = "") => element("span", { class: `badge ${kind}` }, text);
 
 // A text that may be broken after each underscore.
-export const breakable = (text) =>
-  text.split(/(?<=_)/).flatMap((part) => [part, element("wbr")]);
+export const breakable = (text) => text.split(/(?<=_)/).flatMap((part) => [part, element("wbr")]);
 
 export function button(text, action, attributes = {}) {
   return element("button", { type: "button", onclick: action, ...attributes }, text);

@@ -43,11 +43,10 @@ export function historyCharts(uPlot, past, { count, period, samples, marks, sele
       line("freshness", (column) => column?.freshness_seconds ?? null),
       { format: duration, empty: "No batch with an event time in this time." },
     ),
-    chart(
-      "Duration of a batch by phase",
-      named(columns, phasesOf),
-      { format: duration, bars: true },
-    ),
+    chart("Duration of a batch by phase", named(columns, phasesOf), {
+      format: duration,
+      bars: true,
+    }),
     chart("Late and rejected records", named(columns, rejected), {
       bars: true,
       empty: "No late or rejected records in this time.",

@@ -182,7 +182,12 @@ function links(pipeline, name, given, path, request) {
     element("summary", {}, "Link and curl"),
     element("p", {}, "This view: ", element("a", { href: view.href, target: "_top" }, view.href)),
     command,
-    element("div", { class: "actions" }, button("Copy the curl", () => copy(command, done)), done),
+    element(
+      "div",
+      { class: "actions" },
+      button("Copy the curl", () => copy(command, done)),
+      done,
+    ),
   );
 }
 
