@@ -21,6 +21,7 @@ const KINDS = {
   wait: "between batches",
   end: "after the last batch",
   retry: "waiting for the next attempt",
+  other: "without batches of the current generation",
 };
 
 export const runsTab = tabView("runs", (context) =>
@@ -193,7 +194,7 @@ function fromLedger(run, batches) {
     .filter(({ to }) => to >= begun && to <= ended + 1000)
     .sort((a, b) => a.from - b.from);
   const segments = [];
-  during(segments, own, begun, ended);
+  during(segments, own, begun, ended, run.outcome === "succeeded");
   return {
     name: nameOf(run),
     log: run.log,
@@ -217,15 +218,19 @@ function fromAirflow(run, batches) {
   const began = at(run.started_at) ?? at(run.queued_at) ?? own[0]?.from ?? Date.now();
   const until = (ended) => at(ended) ?? Date.now();
   const started = run.attempts.filter((attempt) => attempt.started_at);
-  const attempts = started.map((attempt) => [at(attempt.started_at), until(attempt.ended_at)]);
-  if (!run.attempts.length) attempts.push([began, until(run.ended_at)]);
+  const attempts = started.map((attempt) => [
+    at(attempt.started_at),
+    until(attempt.ended_at),
+    attempt.state === "success",
+  ]);
+  if (!run.attempts.length) attempts.push([began, until(run.ended_at), run.state === "success"]);
   const begun = Math.min(at(run.queued_at) ?? began, began);
   const segments = [];
   let end = begun;
-  attempts.forEach(([from, to], number) => {
+  attempts.forEach(([from, to, hasSucceeded], number) => {
     add(segments, number ? "retry" : "queue", end, from);
     const within = own.filter((batch) => batch.from >= from - 1000 && batch.to <= to + 1000);
-    end = during(segments, within, from, to);
+    end = during(segments, within, from, to, hasSucceeded);
   });
   return { run, begun, ended: Math.max(end, begun + 1), segments, batches: own };
 }
@@ -251,7 +256,7 @@ function withoutAirflow(batches) {
   }
   for (const run of runs) {
     run.segments = [];
-    during(run.segments, run.batches, run.begun, run.ended);
+    during(run.segments, run.batches, run.begun, run.ended, true);
   }
   return runs;
 }
@@ -261,7 +266,9 @@ function span(batch) {
   return { batch, from: to - (batch.seconds ?? 0) * 1000, to };
 }
 
-function during(segments, batches, from, to) {
+// An attempt without batches has not begun to read, unless it has succeeded: then its batches are of
+// another generation, or it had another task.
+function during(segments, batches, from, to, hasSucceeded) {
   let until = from;
   batches.forEach(({ batch, from: begins }, number) => {
     add(segments, number ? "wait" : "begin", until, begins);
@@ -271,7 +278,8 @@ function during(segments, batches, from, to) {
       until += seconds * 1000;
     }
   });
-  add(segments, batches.length ? "end" : "begin", until, to);
+  const withoutBatches = hasSucceeded ? "other" : "begin";
+  add(segments, batches.length ? "end" : withoutBatches, until, to);
   return Math.max(until, to);
 }
 
