@@ -318,6 +318,8 @@ def test_a_replay_is_started_after_a_question(page: Page, address: str, api: Api
     page.get_by_role("button", name="Replay…").click()
     page.get_by_role("button", name="Replay into a new generation").click()
     expect(page.locator("#done")).to_contain_text("manual__1 is queued")
+    generations = page.get_by_role("link", name="look at the new generation")
+    expect(generations).to_have_attribute("href", "#/pipelines/orders/shards")
     page.get_by_role("button", name="Replay…").click()
     page.get_by_label("From", exact=True).fill("beginning")
     page.get_by_label("Until", exact=True).fill("orders/0/12")

@@ -382,6 +382,9 @@ def test_a_run_shows_where_its_time_went(open_view: Open, many: gallery.Scene) -
     expect(tried.locator("td").last.get_by_role("link")).to_have_text(
         ["1: failed", "2: failed", "3: success"]
     )
+    # The batches of this run have no run of Airflow.
+    other = runs.filter(has_text="manual__4").first
+    expect(other).to_contain_text("without batches of the current generation 1 min 35 s")
     by_hand = runs.filter(has_text="from the command line")
     expect(by_hand).to_have_count(2)
     expect(by_hand.first).to_contain_text("failed")

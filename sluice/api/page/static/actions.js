@@ -119,8 +119,9 @@ async function start({ name, overview, refresh }, action) {
 
 // What somebody does after a replay.
 const whatNext = (name) => [
-  " When it has ended, compare the new generation with the current one, and promote or drop it: ",
-  link(`#/pipelines/${part(name)}/shards`, "Shards and generations"),
+  " When it has ended, ",
+  link(`#/pipelines/${part(name)}/shards`, "look at the new generation"),
+  ", and promote or drop it.",
 ];
 
 async function pauseOrResume({ name, overview, refresh }) {
