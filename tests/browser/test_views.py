@@ -188,9 +188,9 @@ def test_a_chosen_node_is_shown_and_stays_in_sight(
     facts = page.locator("[data-reveal]")
     expect(facts).to_be_in_viewport(ratio=0.9)
     # The page shows the view again, as it does after each batch.
-    facts.evaluate("node => { node.isOld = true; }")
+    facts.evaluate("node => node.setAttribute('data-old', '')")
     page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
-    page.wait_for_function("!document.querySelector('[data-reveal]').isOld")
+    expect(page.locator("[data-old]")).to_have_count(0)
     expect(facts).to_be_in_viewport(ratio=0.9)
 
 
