@@ -198,17 +198,17 @@ def naming_owners(configuration: Settings) -> Iterator[None]:
 
 @contextmanager
 def noting_failure(configuration: Settings, name: str) -> Iterator[None]:
-    """If an error ends the block in a run of Airflow, record it as the pipeline's failure.
+    """If an error ends the action in the block, in a run of Airflow, record it in the ledger.
 
     Somebody who calls a command sees its error. Nobody sees the error of a run of Airflow, so the
     ledger has it for the page, the alerts and Airflow's task.
     """
-    from sluice.state.ledger.run_ends import note_failure
+    from sluice.state.ledger.run_ends import note_failed_action
 
     if not configuration.run:
         yield
         return
-    with note_failure(configuration, name, run=configuration.run):
+    with note_failed_action(configuration, name, configuration.run):
         yield
 
 

@@ -59,5 +59,23 @@ def test_the_ledger_has_the_error_of_an_action_in_airflow(
 
 
 @pytest.mark.usefixtures("failing")
+@pytest.mark.parametrize("action", ["replay", "run"])
+def test_an_action_that_succeeds_clears_the_failure_of_an_action_but_not_of_a_run(
+    monkeypatch: pytest.MonkeyPatch, action: str
+) -> None:
+    monkeypatch.setenv("SLUICE_RUN", "orders/manual__1/main")
+    settings.cache_clear()
+    assert len(failures_after(REPLAY)) == 1
+    monkeypatch.setattr(driver, "rebuild", lambda *_arguments, **_options: None)
+    with Ledger.open(settings().ledger) as ledger:
+        ledger.activities.add("orders", action, "ada", run="manual__1")
+        parsed = driver._Arguments.parse(REPLAY)
+        assert parsed is not None
+        parsed.act(Future(), Span.parse(parsed.begin, parsed.until))
+        left = ledger.failures.of("orders")
+    assert len(left) == (0 if action == "replay" else 1)
+
+
+@pytest.mark.usefixtures("failing")
 def test_somebody_who_calls_a_command_sees_its_error_there() -> None:
     assert failures_after(REPLAY) == []
