@@ -118,6 +118,34 @@ def test_names_of_pipelines_stay_whole_on_a_phone(
         assert place["height"] < 30, name.inner_text()
 
 
+def test_a_small_table_stays_a_table_on_a_phone(
+    open_view: Open, many: gallery.Scene, page: Page
+) -> None:
+    page.set_viewport_size({"width": 400, "height": 800})
+    open_view(many, "#/pipelines/orders/stores/general_orders_count_window")
+    key = page.get_by_role("region", name="Values").locator("tbody th a").first
+    value = page.get_by_role("region", name="Values").locator("tbody td").last
+    expect(value).to_be_visible()
+    place, row = key.bounding_box(), page.locator("tbody tr").first.bounding_box()
+    assert place is not None
+    assert row is not None
+    assert place["height"] < 30, "the key is whole"
+    assert row["height"] < 60, "the row is no card"
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+
+
+def test_a_failure_of_many_pipelines_names_six(open_view: Open, tmp_path: Path) -> None:
+    demo = gallery.demo(tmp_path)
+    for name in ("orders", *gallery.NEVER_STARTED):
+        same = Failure.of(RecordFailed("The disk is full."), name, kind="retention")
+        demo.api.ledger.failures.keep(same)
+    page = open_view(demo, "#/")
+    line = page.get_by_role("alert", name="Failures").get_by_role("listitem")
+    expect(line).to_contain_text("8 pipelines (")
+    expect(line).to_contain_text(" and 2 more)")
+    expect(line.get_by_role("link")).to_have_count(6)
+
+
 def test_the_first_view_is_light_and_loads_nothing_from_elsewhere(
     open_view: Open, many: gallery.Scene, page: Page
 ) -> None:
@@ -322,6 +350,7 @@ def test_all_charts_show_the_chosen_time(open_view: Open, many: gallery.Scene) -
     page = open_view(many, "#/pipelines/orders")
     expect(page.locator("canvas")).to_have_count(9)
     expect(page.locator("#zone")).to_contain_text("Times in")
+    expect(page.locator(".legend li", has_text="processing records")).to_be_visible()
     page.get_by_role("link", name="Last hour").click()
     expect(page.get_by_role("link", name="Last hour")).to_have_attribute("aria-current", "true")
     assert "range=hour" in page.url
