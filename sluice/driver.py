@@ -198,6 +198,22 @@ def naming_owners(configuration: Settings) -> Iterator[None]:
 
 
 @contextmanager
+def noting_failure(configuration: Settings, name: str) -> Iterator[None]:
+    """If an error ends the action in the block, in a run of Airflow, record it in the ledger.
+
+    Somebody who calls a command sees its error. Nobody sees the error of a run of Airflow, so the
+    ledger has it for the page, the alerts and Airflow's task.
+    """
+    from sluice.state.ledger.run_ends import note_failed_action
+
+    if not configuration.run:
+        yield
+        return
+    with note_failed_action(configuration, name, configuration.run):
+        yield
+
+
+@contextmanager
 def within_budgets(configuration: Settings, name: str) -> Iterator[None]:
     """Note after the run in the block whether the pipeline's budgets have been exceeded."""
     try:
@@ -342,12 +358,12 @@ class _Arguments:
         elif self.action == CHECK:
             check_cluster(settings(), spark, name)
         elif CHANGED_ONLY in self.options:
-            with naming_owners(settings()):
+            with noting_failure(settings(), name), naming_owners(settings()):
                 rebuild_changed(settings(), spark, name, from_topics=from_topics)
             if THEN_RUN in self.options:
                 run(settings(), spark, name)
         elif self.action:
-            with naming_owners(settings()):
+            with noting_failure(settings(), name), naming_owners(settings()):
                 rebuild(settings(), spark, name, self.action, span, from_topics=from_topics)
         else:
             run(settings(), spark, name)

@@ -244,6 +244,14 @@ class Overdue(EngineError):
     )
 
 
+class NothingToReplay(EngineError):
+    """No record was read in the part of the topics that a replay should read again."""
+
+    status = 422
+    title = "Nothing to replay"
+    is_lasting = True
+
+
 class BatchDiffers(EngineError):
     """The output of a batch that is repeated after a crash differs from the first output."""
 

@@ -46,7 +46,7 @@ from sluice.engine.run.job_run import JobRun
 from sluice.engine.run.pipeline_check import NoRecords
 from sluice.engine.run.replay import ReplayStep, replay_steps
 from sluice.engine.run.streaming_query import JobQuery
-from sluice.errors import EngineError, Refused, StateError
+from sluice.errors import EngineError, NothingToReplay, Refused, StateError
 from sluice.operations.recovery import recover
 from sluice.plan import Job
 from sluice.settings import Settings
@@ -185,7 +185,7 @@ class Rebuild:
 
         Return its number. The new generation replaces an earlier replay's generation. Its state
         may differ from the current state; the user decides whether to promote it. Raise the same
-        errors as `run`, and EngineError if no record was read in that part.
+        errors as `run`, and NothingToReplay if no record was read in that part.
         """
         with Ledger.open(self.settings.ledger) as ledger:
             with self.current(ledger) as lease:
@@ -598,12 +598,12 @@ _NEW_TOPICS = (
 def _require_records(
     history: ReplayedHistory, sources: Iterable[SourcePartition], span: Span
 ) -> None:
-    """Raise EngineError if no record was read in the chosen part of the topics."""
+    """Raise NothingToReplay if no record was read in the chosen part of the topics."""
     if span == EVERYTHING:
         return
     last = history.published[-1].ends if history.published else {}
     if not any(position(last, source, source.first) > source.first for source in sources):
-        raise EngineError(
+        raise NothingToReplay(
             "The replay would read no records: the pipeline has read none between the chosen "
             "start and end.",
             next_step="Choose an earlier start or a later end.",

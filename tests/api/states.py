@@ -18,6 +18,7 @@ PICTURE = (
     '<text x="240" y="35">store general_orders_count</text></svg>'
 )
 KINDS = ("general", "restaurant")
+STORE = "STRUCT<locationId: STRING, address: STRUCT<city: STRING>, longitude: DOUBLE>"
 
 Orders = dict[str, tuple[int, str]]
 """Location → number of orders, revenue as text."""
@@ -26,7 +27,7 @@ Orders = dict[str, tuple[int, str]]
 def orders_states(database: str, workers: int = 2, ledger_at: str = "") -> States:
     """The orders pipeline before its first snapshot: its eight stores and the global table."""
     states = States(database, workers=workers, ledger_at=ledger_at)
-    stores = [states.store("stores", "global", group_id=4, value="STRUCT<...>")]
+    stores = [states.store("stores", "global", group_id=4, value=STORE)]
     for number, kind in enumerate(KINDS):
         revenue = "STRUCT<runningOrderCount: BIGINT, runningRevenue: DECIMAL(38,2)>"
         windows: dict[str, Any] = {

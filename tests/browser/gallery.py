@@ -54,6 +54,7 @@ def demo(folder: Path) -> Scene:
     """Make the demo right after its queries: orders has run, the other examples have never started."""
     states = busy_orders(folder, hours=1, every_minutes=60)
     scene = _scene(states)
+    scene.ends = {"orders": {0: 10_000_000}}
     del scene.api.runs.history["orders"][1:]
     for name in NEVER_STARTED:
         scene.api.runs.states[name] = DagState(False, None)
@@ -91,7 +92,7 @@ def many(folder: Path, count: int) -> Scene:
         if number % 20 == 3:
             rejected = RecordsRejected(
                 "412 of 4,000 records of the newest batch were rejected: contract 412.",
-                next_step="Look at the dead letters.",
+                next_step="Look at the dead letters. Correct the contract or the producer.",
             )
             states.ledger.failures.keep(Failure.of(rejected, name, kind="rejections"))
     return scene

@@ -51,7 +51,9 @@ def page(browser: Browser) -> Iterator[Page]:
     page.on("pageerror", lambda error: errors.append(str(error)))
 
     def note(message: ConsoleMessage) -> None:
-        if message.type == "error":
+        # The answer for a missing key has the status 404.
+        is_missing_key = "/keys/" in message.location["url"]
+        if message.type == "error" and not is_missing_key:
             errors.append(message.text)
 
     page.on("console", note)
@@ -116,6 +118,34 @@ def test_names_of_pipelines_stay_whole_on_a_phone(
         assert place["height"] < 30, name.inner_text()
 
 
+def test_a_small_table_stays_a_table_on_a_phone(
+    open_view: Open, many: gallery.Scene, page: Page
+) -> None:
+    page.set_viewport_size({"width": 400, "height": 800})
+    open_view(many, "#/pipelines/orders/stores/general_orders_count_window")
+    key = page.get_by_role("region", name="Values").locator("tbody th a").first
+    value = page.get_by_role("region", name="Values").locator("tbody td").last
+    expect(value).to_be_visible()
+    place, row = key.bounding_box(), page.locator("tbody tr").first.bounding_box()
+    assert place is not None
+    assert row is not None
+    assert place["height"] < 30, "the key is whole"
+    assert row["height"] < 60, "the row is no card"
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+
+
+def test_a_failure_of_many_pipelines_names_six(open_view: Open, tmp_path: Path) -> None:
+    demo = gallery.demo(tmp_path)
+    for name in ("orders", *gallery.NEVER_STARTED):
+        same = Failure.of(RecordFailed("The disk is full."), name, kind="retention")
+        demo.api.ledger.failures.keep(same)
+    page = open_view(demo, "#/")
+    line = page.get_by_role("alert", name="Failures").get_by_role("listitem")
+    expect(line).to_contain_text("8 pipelines (")
+    expect(line).to_contain_text(" and 2 more)")
+    expect(line.get_by_role("link")).to_have_count(6)
+
+
 def test_the_first_view_is_light_and_loads_nothing_from_elsewhere(
     open_view: Open, many: gallery.Scene, page: Page
 ) -> None:
@@ -154,6 +184,42 @@ def test_filters_are_in_the_address(open_view: Open, many: gallery.Scene) -> Non
     expect(page.get_by_role("alert").get_by_role("link", name="Open the log")).to_have_count(1)
     dead_letters = page.get_by_role("alert").get_by_role("link", name="Look at dead letters")
     expect(dead_letters).to_have_attribute("href", re.compile("_003/dead-letters$"))
+
+
+def test_groups_share_their_columns(open_view: Open, many: gallery.Scene) -> None:
+    page = open_view(many, "#/?group=tag")
+    groups = page.locator("tbody")
+    expect(groups).to_have_count(4)
+    expect(page.get_by_role("button", name="Unread")).to_have_count(1)
+    lefts = {cell.bounding_box()["x"] for cell in page.locator("td[data-label=Snapshot]").all()}  # type: ignore[index]
+    assert len(lefts) == 1
+    assert is_accessible(page)
+
+
+def test_a_missing_key_leads_to_its_dead_letters(open_view: Open, many: gallery.Scene) -> None:
+    page = open_view(many, "#/pipelines/orders/stores/general_orders_revenue?key=store_7")
+    page.get_by_role("link", name="Look for dead letters with this key").click()
+    expect(page.get_by_label("Key of the record")).to_have_value("store_7")
+    expect(page.get_by_role("link", name="All times")).to_have_attribute("aria-current", "true")
+    groups = page.get_by_role("region", name="Groups of dead letters").locator("tbody tr")
+    expect(groups.first).to_be_visible()
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_a_chosen_node_is_shown_and_stays_in_sight(
+    open_view: Open, many: gallery.Scene, page: Page, width: int
+) -> None:
+    page.set_viewport_size({"width": width, "height": 800})
+    open_view(many, "#/pipelines/orders/topology")
+    nodes = page.locator(".drawing a" if width > 720 else ".steps a")
+    nodes.filter(has_text="general_orders_count").first.click()
+    facts = page.locator("[data-reveal]")
+    expect(facts).to_be_in_viewport(ratio=0.9)
+    # The page shows the view again, as it does after each batch.
+    facts.evaluate("node => node.setAttribute('data-old', '')")
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    expect(page.locator("[data-old]")).to_have_count(0)
+    expect(facts).to_be_in_viewport(ratio=0.9)
 
 
 def test_a_topology_fits_and_its_nodes_open(open_view: Open, many: gallery.Scene) -> None:
@@ -284,6 +350,7 @@ def test_all_charts_show_the_chosen_time(open_view: Open, many: gallery.Scene) -
     page = open_view(many, "#/pipelines/orders")
     expect(page.locator("canvas")).to_have_count(9)
     expect(page.locator("#zone")).to_contain_text("Times in")
+    expect(page.locator(".legend li", has_text="processing records")).to_be_visible()
     page.get_by_role("link", name="Last hour").click()
     expect(page.get_by_role("link", name="Last hour")).to_have_attribute("aria-current", "true")
     assert "range=hour" in page.url
@@ -344,6 +411,9 @@ def test_a_run_shows_where_its_time_went(open_view: Open, many: gallery.Scene) -
     expect(tried.locator("td").last.get_by_role("link")).to_have_text(
         ["1: failed", "2: failed", "3: success"]
     )
+    # The batches of this run have no run of Airflow.
+    other = runs.filter(has_text="manual__4").first
+    expect(other).to_contain_text("without batches of the current generation 1 min 35 s")
     by_hand = runs.filter(has_text="from the command line")
     expect(by_hand).to_have_count(2)
     expect(by_hand.first).to_contain_text("failed")
@@ -405,6 +475,30 @@ def test_a_store_is_drawn(open_view: Open, many: gallery.Scene) -> None:
     expect(snapshots.first).to_contain_text("changed")
     # Only the newest snapshot has the key, and one value is no history to draw.
     expect(page.locator("canvas")).to_have_count(0)
+
+
+def test_the_curl_is_copied(open_view: Open, many: gallery.Scene, page: Page) -> None:
+    open_view(many, "#/pipelines/orders/stores/general_orders_revenue?key=store_1234")
+    page.get_by_text("Link and curl").click()
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="Copy the curl").click()
+    expect(page.get_by_text("Copied.")).to_be_visible()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied == page.locator("details pre").text_content()
+    assert "/keys/store_1234?pipeline=orders" in copied
+
+
+def test_a_curl_that_cannot_be_copied_is_selected(
+    open_view: Open, many: gallery.Scene, page: Page
+) -> None:
+    open_view(many, "#/pipelines/orders/stores/general_orders_revenue?key=store_1234")
+    page.get_by_text("Link and curl").click()
+    # As on pages without HTTPS.
+    page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    page.get_by_role("button", name="Copy the curl").click()
+    expect(page.get_by_text("The text is selected")).to_be_visible()
+    selected = page.evaluate("getSelection().toString()")
+    assert selected == page.locator("details pre").text_content()
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,18 @@ def note_failure(configuration: Settings, pipeline: str, run: str = "") -> Itera
         raise
 
 
+@contextmanager
+def note_failed_action(configuration: Settings, pipeline: str, run: str) -> Iterator[None]:
+    """Like `note_failure`, for a run of Airflow with an action, such as a replay.
+
+    If the block succeeds, the failure of an earlier action no longer matters, and is cleared. The
+    failure of a run that reads records stays until such a run succeeds.
+    """
+    with note_failure(configuration, pipeline, run):
+        yield
+    _clear_failed_action(configuration, pipeline)
+
+
 def note_killed(
     configuration: Settings,
     pipeline: str,
@@ -131,6 +143,25 @@ def _gone(name: str, detail: str) -> SluiceError:
 def now() -> datetime:
     """Return the current time in UTC."""
     return datetime.now(UTC)
+
+
+def _clear_failed_action(configuration: Settings, pipeline: str) -> None:
+    from sluice.state.ledger.activities import MOST
+    from sluice.state.ledger.failures import RUN_KINDS
+    from sluice.state.ledger.ledger import Ledger
+
+    with suppress(SluiceError, OSError), Ledger.open(configuration.ledger) as ledger:
+        failed = [each for each in ledger.failures.of(pipeline) if each.kind in RUN_KINDS]
+        if not failed:
+            return
+        actions: set[str] = set()
+        for activity in ledger.activities.of(pipeline, MOST):
+            if activity.run and activity.action != "run":
+                actions.add(activity.run)
+        for failure in failed:
+            # The run of a failure is DAG/RUN/TASK. The id of a run may contain slashes.
+            if "/".join(failure.run.split("/")[1:-1]) in actions:
+                ledger.failures.clear(pipeline, failure.kind)
 
 
 def _add(configuration: Settings, error: Exception, pipeline: str, run: str) -> None:

@@ -2,7 +2,7 @@
 
 import { airflow, part, post } from "./api.js";
 import { confirm } from "./confirm.js";
-import { airflowLink, button, element, report } from "./dom.js";
+import { airflowLink, button, element, link, report } from "./dom.js";
 
 const DAY_MS = 86_400_000;
 
@@ -111,9 +111,18 @@ async function start({ name, overview, refresh }, action) {
   };
   await report(refresh, async () => {
     const started = await confirm(`${title}: ${name}`, text + waits, title, { fields, send });
-    return started && ["Run ", airflowLink(started.log, started.run), " is queued."];
+    if (!started) return null;
+    const afterwards = action === "replay" ? whatNext(name) : "";
+    return ["Run ", airflowLink(started.log, started.run), " is queued.", afterwards].flat();
   });
 }
+
+// What somebody does after a replay.
+const whatNext = (name) => [
+  " When it has ended, ",
+  link(`#/pipelines/${part(name)}/shards`, "look at the new generation"),
+  ", and promote or drop it.",
+];
 
 async function pauseOrResume({ name, overview, refresh }) {
   const path = `/pipelines/${part(name)}`;

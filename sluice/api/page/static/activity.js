@@ -12,7 +12,7 @@ const COLUMNS = [
   { title: "When", cell: ({ at }) => time(at) },
   { title: "Who", cell: ({ by }) => by || "–" },
   { title: "What", cell: ({ action }) => badge(action) },
-  { title: "Details", cell: ({ detail }) => detail },
+  { title: "Details", cell: ({ detail }) => detail || "–" },
   { title: "Run", cell: ({ log }) => (log ? airflowLink(log, "run") : "–") },
 ];
 

@@ -126,10 +126,14 @@ function whatSomebodyDid() {
     scrolled: [...document.querySelectorAll(".scroll, .drawing")].map((node) => node.scrollLeft),
     opened: new Set([...document.querySelectorAll("details[open]")].map(keyOf)),
     done: document.getElementById("done"),
+    revealed: revealed()?.dataset.reveal,
   };
 }
 
-function restore({ input, text, scrolled, opened, done }) {
+// What somebody has just chosen to see.
+const revealed = () => byId("view").querySelector("[data-reveal]");
+
+function restore({ input, text, scrolled, opened, done, revealed: before }) {
   for (const details of document.querySelectorAll("details")) {
     if (opened.has(keyOf(details))) details.open = true;
   }
@@ -140,19 +144,21 @@ function restore({ input, text, scrolled, opened, done }) {
   if (done) document.getElementById("done")?.replaceWith(done);
   if (input) restoreInput(input);
   else if (text) focusOn(text);
+  const chosen = revealed();
+  if (chosen && chosen.dataset.reveal !== before) chosen.scrollIntoView({ block: "nearest" });
 }
 
 const keyOf = (details) => details.dataset.key ?? details.querySelector("summary").textContent;
 
 function restoreInput(before) {
   const input = byId("view").querySelector("input[type=search]");
-  input?.focus();
+  input?.focus({ preventScroll: true });
   input?.setSelectionRange(before.selectionStart, before.selectionEnd);
 }
 
 function focusOn(text) {
   const nodes = [...byId("view").querySelectorAll("button, a, summary")];
-  nodes.find((node) => node.textContent === text)?.focus();
+  nodes.find((node) => node.textContent === text)?.focus({ preventScroll: true });
 }
 
 function trouble(text) {

@@ -1,16 +1,17 @@
 // The newest batches of a pipeline with their audits.
 
-import { airflowLink, badge, element, table } from "./dom.js";
+import { airflowLink, badge, breakable, element, table } from "./dom.js";
 import { duration, number, time } from "./format.js";
+import { PHASES } from "./phases.js";
 
 function counts(byName) {
   const texts = Object.entries(byName).map(([name, count]) => `${name} ${number(count)}`);
-  return texts.join(", ") || "0";
+  return breakable(texts.join(", ") || "0");
 }
 
 function phases(batch) {
   const texts = Object.entries(batch.phases).map(
-    ([name, seconds]) => `${name}: ${duration(seconds)}`,
+    ([phase, seconds]) => `${PHASES[phase] ?? phase}: ${duration(seconds)}`,
   );
   return texts.join("\n");
 }

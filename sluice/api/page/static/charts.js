@@ -7,11 +7,12 @@ import { bytes, duration, short, timeText } from "./format.js";
 const HEIGHT = 170;
 const COLOURS = 6;
 const SHORTEST_DRAG = 8; // in pixels
+const LABEL_WIDTH = 64; // the least space for a label of the axis of times, in pixels
 const DAY_MS = 86_400_000;
 const powersOfTwo = (count) => Array.from({ length: count }, (_, power) => 2 ** power);
 const SECONDS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30];
 const MINUTES_AND_HOURS = [60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 14_400, 28_800];
-const DAYS = powersOfTwo(12).map((days) => (days * DAY_MS) / 1_000);
+const DAYS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000].map((days) => days * 86_400);
 // The steps between the labels of an axis: round numbers of seconds, minutes, hours, KiB and so on.
 const STEPS = new Map([
   [duration, [...SECONDS, ...MINUTES_AND_HOURS, ...DAYS]],
@@ -20,7 +21,7 @@ const STEPS = new Map([
 
 // One chart. `series`: [{ name, values }] with a value or null for each of `times` (epoch ms).
 // null is a gap. `bars` stacks the series. `marks`: [{ at, text, isFailure }] are vertical lines.
-// `select` is called with the times of a drag.
+// `select` is called with the times of a drag. `daily`: each time is the middle of a day in UTC.
 export function timeChart(
   uPlot,
   title,
@@ -32,6 +33,7 @@ export function timeChart(
     bars = false,
     marks = [],
     select = null,
+    daily = false,
     empty = "Nothing in this time.",
   },
 ) {
@@ -51,13 +53,14 @@ export function timeChart(
   });
   figure.append(place);
   if (shown.length > 1) figure.append(legend(shown));
+  const looks = { period, format, bars, marks, select, daily };
   let plot = null;
   // The chart is drawn once it is on the page, because its width is unknown before.
   const observer = new ResizeObserver(([{ contentRect }]) => {
     const { width } = contentRect;
     if (!width) return;
     if (plot) plot.setSize({ width, height: HEIGHT });
-    else plot = draw(uPlot, place, width, times, shown, { period, format, bars, marks, select });
+    else plot = draw(uPlot, place, width, times, shown, looks);
   });
   observer.observe(place);
   return figure;
@@ -70,7 +73,8 @@ function legend(series) {
   return element("ul", { class: "legend" }, items);
 }
 
-function draw(uPlot, place, width, times, series, { period, format, bars, marks, select }) {
+function draw(uPlot, place, width, times, series, looks) {
+  const { period, format, bars, marks, select, daily } = looks;
   const style = getComputedStyle(place);
   const colour = (name) => style.getPropertyValue(name).trim();
   const stacked = bars ? stack(series) : series.map(({ values }) => values);
@@ -93,20 +97,21 @@ function draw(uPlot, place, width, times, series, { period, format, bars, marks,
       x: { time: true, range: [Math.round(period.from), Math.round(period.to)] },
       y: { range: (_, _low, high) => [0, high > 0 ? high * 1.08 : 1] },
     },
-    axes: axes(colour, format),
+    axes: axes(colour, format, daily ? daysOf(times, width) : null),
     series: [
       {},
       ...columns.map((index) => {
         const look = colour(`--c${index % COLOURS}`);
         const label = series[index].name;
-        return bars ? barsOf(uPlot, label, look) : lineOf(label, look, stacked[index]);
+        if (bars) return barsOf(uPlot, label, look);
+        return lineOf(label, look, colour("--card"), stacked[index]);
       }),
     ],
     hooks: {
       draw: [
         (plot) => drawMarks(plot, marks, { failure: colour("--bad"), change: colour("--link") }),
       ],
-      setCursor: [(plot) => showTip(plot, tip, times, series, marks, format)],
+      setCursor: [(plot) => showTip(plot, tip, times, series, looks)],
       setSelect: [(plot) => chooseTime(plot, select)],
     },
   };
@@ -115,7 +120,8 @@ function draw(uPlot, place, width, times, series, { period, format, bars, marks,
   return plot;
 }
 
-function axes(colour, format) {
+// `days`: the days with a label on the axis; null if the axis has times.
+function axes(colour, format, days) {
   const axis = {
     stroke: colour("--quiet"),
     grid: { stroke: colour("--line"), width: 1 },
@@ -125,7 +131,15 @@ function axes(colour, format) {
   const texts = (splits) => splits.map((value) => (value === null ? "" : format(value)));
   const values = { ...axis, size: (_, all) => widthOf(all), values: (_, splits) => texts(splits) };
   if (STEPS.has(format)) values.incrs = STEPS.get(format);
-  return [{ ...axis, space: 64, size: 30, values: (_, splits) => labels(splits) }, values];
+  const ofTimes = { values: (_, splits) => labels(splits) };
+  const ofDays = { splits: () => days, values: (_, splits) => splits.map(dayText) };
+  return [{ ...axis, space: LABEL_WIDTH, size: 30, ...(days ? ofDays : ofTimes) }, values];
+}
+
+// Every day, or every second one and so on, so that each label has its place.
+function daysOf(times, width) {
+  const step = Math.ceil((times.length * LABEL_WIDTH) / width);
+  return times.filter((_, index) => index % step === 0);
 }
 
 function barsOf(uPlot, label, colour) {
@@ -133,8 +147,8 @@ function barsOf(uPlot, label, colour) {
   return { label, stroke: colour, fill: colour, width: 0, points: { show: false }, paths };
 }
 
-function lineOf(label, colour, values) {
-  const points = { show: hasLoneValue(values), size: 5 };
+function lineOf(label, colour, fill, values) {
+  const points = { show: hasLoneValue(values), size: 5, fill };
   return { label, stroke: colour, width: 2, spanGaps: false, points };
 }
 
@@ -166,6 +180,12 @@ const second = new Intl.DateTimeFormat("en-GB", {
   second: "2-digit",
 });
 const date = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
+const dayInUtc = new Intl.DateTimeFormat("en-GB", {
+  day: "numeric",
+  month: "short",
+  timeZone: "UTC",
+});
+const dayText = (at) => dayInUtc.format(at);
 
 const widthOf = (texts) => 16 + 6.5 * Math.max(6, ...(texts ?? []).map((text) => text.length));
 
@@ -196,7 +216,7 @@ function drawMarks(plot, marks, colours) {
   }
 }
 
-function showTip(plot, tip, times, series, marks, format) {
+function showTip(plot, tip, times, series, { marks, format, daily }) {
   const { idx, left } = plot.cursor;
   tip.hidden = idx === null || idx === undefined || left < 0;
   if (tip.hidden) return;
@@ -208,7 +228,7 @@ function showTip(plot, tip, times, series, marks, format) {
     .filter(({ at }) => Math.abs(at - times[idx]) <= width)
     .map(({ text }) => element("div", { class: "mark" }, text));
   tip.replaceChildren(
-    element("b", {}, timeText(times[idx])),
+    element("b", {}, daily ? dayText(times[idx]) : timeText(times[idx])),
     ...(rows.length ? rows : [element("div", {}, "no batch")]),
     ...near,
   );

@@ -69,6 +69,7 @@ async function chart(all, days) {
       period,
       format: duration,
       bars: true,
+      daily: true,
     }),
   );
 }

@@ -110,7 +110,7 @@ function fill(work, letter, context) {
       letter.bytes > MOST_BYTES && element("p", { class: "quiet" }, TOO_LARGE),
     ),
     side(topic ? `Contract of ${topic}` : "Contract", contractOf(fields)),
-    side(`Headers of ${letter.place}`, headersOf(letter)),
+    side(`Headers of dead letter ${letter.place}`, headersOf(letter)),
   );
   if (contract && letter.value !== null) check();
 }

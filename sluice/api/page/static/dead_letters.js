@@ -88,11 +88,16 @@ async function lettersOf(path, { reason, partition, step, key, most }, since) {
 function opened(context, letters) {
   const { own, given } = context;
   const where = given.step ? ` in ${given.step}` : "";
-  const newest = `the newest ${counted(letters.length, "dead letter")}`;
+  const isPart = letters.length >= SHOWN_LETTERS;
+  const newest = `${isPart ? "the newest " : ""}${counted(letters.length, "dead letter")}`;
   const more = `${own}?${new URLSearchParams({ ...given, most: 1 })}`;
   return element(
     "section",
-    { "aria-label": "Dead letters of the group", class: "stack" },
+    {
+      "aria-label": "Dead letters of the group",
+      class: "stack",
+      "data-reveal": JSON.stringify([given.reason, given.step, given.partition]),
+    },
     element("h2", {}, `${given.reason ?? "All reasons"}${where}: ${newest}`),
     letters.map((letter) => letterCard(letter, context)),
     letters.length === SHOWN_LETTERS &&
@@ -163,7 +168,7 @@ function actions(group, context) {
 function outcome(group) {
   if (!group.redriven) return "none";
   return [
-    `${number(group.redriven)}. `,
+    `${number(group.redriven)} `,
     group.failed_again
       ? badge(`${number(group.failed_again)} failed again`, "failed")
       : badge("none failed again", "success"),

@@ -34,6 +34,9 @@ export const airflowLink = (path, ...content) =>
 
 export const badge = (text, kind = "") => element("span", { class: `badge ${kind}` }, text);
 
+// A text that may be broken after each underscore.
+export const breakable = (text) => text.split(/(?<=_)/).flatMap((part) => [part, element("wbr")]);
+
 export function button(text, action, attributes = {}) {
   return element("button", { type: "button", onclick: action, ...attributes }, text);
 }
@@ -42,17 +45,34 @@ export function card(title, ...content) {
   return element("section", { class: "card" }, element("h2", {}, title), ...content);
 }
 
-// A table whose rows become cards on narrow screens. `columns`: { title, cell: (row) => content,
-// number, sort, wide }. A `wide` cell is as wide as its card, and has its title above it.
-export function table(columns, rows, { label, empty = "Nothing yet.", sorting = null } = {}) {
+const FEW = 4; // columns, which are still legible beside each other on a phone
+
+// A table. If it has more than a few columns, its rows become cards on narrow screens. `columns`:
+// { title, cell: (row) => content, number, sort, wide }. A `wide` cell is as wide as its card, and
+// has its title above it.
+export function table(columns, rows, { empty = "Nothing yet.", ...options } = {}) {
   if (!rows.length) return element("p", { class: "quiet" }, empty);
+  return groupedTable(columns, [{ rows }], options);
+}
+
+// A table with rows in groups, which share the columns. `groups`: [{ title, rows }].
+export function groupedTable(columns, groups, { label, sorting = null }) {
   const head = columns.map((column) => heading(column, sorting));
-  const body = rows.map((row) => line(columns, row));
+  const bodies = groups.map(({ title, rows }) => {
+    const lines = rows.map((row) => line(columns, row));
+    return element("tbody", {}, title && groupHeading(columns, title), lines);
+  });
+  const kind = columns.length <= FEW ? "few" : null;
   return element(
     "div",
     { class: "scroll", tabindex: 0, role: "region", "aria-label": label },
-    element("table", {}, element("thead", {}, element("tr", {}, head)), element("tbody", {}, body)),
+    element("table", { class: kind }, element("thead", {}, element("tr", {}, head)), bodies),
   );
+}
+
+function groupHeading(columns, title) {
+  const attributes = { scope: "rowgroup", colspan: columns.length };
+  return element("tr", { class: "group" }, element("th", attributes, element("h2", {}, title)));
 }
 
 function classOf({ number, wide }) {

@@ -199,6 +199,7 @@ const runEvent = (run) => ({
   what: [
     badge(run.state, run.state),
     " ",
+    run.action !== "run" && `${run.action} `,
     airflowLink(run.log, run.run),
     tookText(run),
     run.attempts.length > 1 && `, ${run.attempts.length} attempts`,

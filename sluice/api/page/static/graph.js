@@ -71,7 +71,9 @@ export function drawGraph(name, nodes, dagre, options = {}) {
     "svg",
     { role: "group", "aria-label": `Topology of ${name}`, preserveAspectRatio: "xMidYMid meet" },
     tip(),
-    graph.edges().map((edge) => arrow(graph, edge, looks)),
+    graph.edges().map((edge) => arrow(graph, edge)),
+    // No edge crosses a number, because all numbers are drawn after all edges.
+    graph.edges().map((edge) => count(graph, edge, looks)),
     nodes.map((node) => box(graph.node(node.number), node, looks)),
   );
   picture.style.aspectRatio = `${width} / ${height}`;
@@ -87,13 +89,18 @@ function tip() {
   return svg("defs", {}, svg("marker", { id: "graph-tip", ...size, orient: "auto" }, shape));
 }
 
-function arrow(graph, edge, { flows }) {
-  const { path, count } = route(graph, edge);
-  const line = svg("path", { class: "arrow", d: path, "marker-end": "url(#graph-tip)" });
+function arrow(graph, edge) {
+  const { path } = route(graph, edge);
+  return svg("path", { class: "arrow", d: path, "marker-end": "url(#graph-tip)" });
+}
+
+// The number of records at an edge; null if they are not counted there.
+function count(graph, edge, { flows }) {
   const flow = flows.get(`${edge.v} ${edge.w}`);
-  if (!flow) return line;
-  const place = { class: "flow", x: count.x, y: count.y, "text-anchor": count.anchor };
-  return [line, svg("text", place, svg("title", {}, flow.title), flow.text)];
+  if (!flow) return null;
+  const { x, y, anchor } = route(graph, edge).count;
+  const place = { class: "flow", x, y, "text-anchor": anchor };
+  return svg("text", place, svg("title", {}, flow.title), flow.text);
 }
 
 function classOf(node, { failing, chosen }) {

@@ -20,6 +20,7 @@ export const ORDER = [
 export const words = (health) => health.replaceAll("_", " ");
 export const rejectedTotal = (counts) =>
   Object.values(counts).reduce((sum, count) => sum + count, 0);
+const SHOWN_NAMES = 6; // of the pipelines with the same failure
 const pipelinePath = (name) => `#/pipelines/${part(name)}`;
 
 export function health(pipeline) {
@@ -132,8 +133,10 @@ function failureLine(same) {
 
 function whose(names) {
   if (names.length === 1) return link(pipelinePath(names[0]), element("b", {}, names[0]));
-  const links = names.map((name, index) => [index > 0 && ", ", link(pipelinePath(name), name)]);
-  return [element("b", {}, `${names.length} pipelines`), " (", links, ")"];
+  const shown = names.slice(0, SHOWN_NAMES);
+  const links = shown.map((name, index) => [index > 0 && ", ", link(pipelinePath(name), name)]);
+  const more = names.length > shown.length && ` and ${names.length - shown.length} more`;
+  return [element("b", {}, `${number(names.length)} pipelines`), " (", links, more, ")"];
 }
 
 // The link of a failure, to the place where a person finds out more.

@@ -4,6 +4,7 @@
 import { element } from "./dom.js";
 import { bytes, duration, short } from "./format.js";
 import { timeChart } from "./charts.js";
+import { PHASES } from "./phases.js";
 
 const NO_RUN = "No run has ended in this time.";
 
@@ -42,11 +43,10 @@ export function historyCharts(uPlot, past, { count, period, samples, marks, sele
       line("freshness", (column) => column?.freshness_seconds ?? null),
       { format: duration, empty: "No batch with an event time in this time." },
     ),
-    chart(
-      "Duration of a batch by phase",
-      named(columns, ({ phases }) => phases ?? {}),
-      { format: duration, bars: true },
-    ),
+    chart("Duration of a batch by phase", named(columns, phasesOf), {
+      format: duration,
+      bars: true,
+    }),
     chart("Late and rejected records", named(columns, rejected), {
       bars: true,
       empty: "No late or rejected records in this time.",
@@ -89,6 +89,11 @@ const rate = (value) => (value > 0 && value < 1 ? value.toFixed(2) : short(value
 
 function cpuTime(column) {
   return column?.runs ? (column.cpu_seconds ?? 0) : null;
+}
+
+function phasesOf({ phases }) {
+  const all = Object.entries(phases ?? {});
+  return Object.fromEntries(all.map(([phase, seconds]) => [PHASES[phase] ?? phase, seconds]));
 }
 
 const total = (byName) => Object.values(byName ?? {}).reduce((all, count) => all + count, 0);

@@ -1,7 +1,7 @@
 // What is known about one node of a topology, with links to more.
 
 import { part } from "./api.js";
-import { badge, card, element, link } from "./dom.js";
+import { badge, element, link } from "./dom.js";
 import { number, short } from "./format.js";
 import { sums } from "./past.js";
 import { failingSteps, problems } from "./record_counts.js";
@@ -20,7 +20,13 @@ export function nodeFacts(context, node, nodes, past) {
     fact("Not used", isFailing ? badge(unused || "the run stopped here", "failed") : unused),
   ];
   const links = overview.snapshot ? linksOf(`#/pipelines/${part(name)}`, node) : [];
-  return card(node.title, element("dl", {}, facts), element("p", { class: "actions" }, links));
+  return element(
+    "section",
+    { class: "card", "data-reveal": node.number },
+    element("h2", {}, node.title),
+    element("dl", {}, facts),
+    element("p", { class: "actions" }, links),
+  );
 }
 
 const fact = (term, value) => value && [element("dt", {}, term), element("dd", {}, value)];

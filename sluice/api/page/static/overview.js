@@ -141,11 +141,17 @@ function list(summary, given) {
   };
   const sorting = { by: column.title, down, choose };
   const facet = FACETS[given.group];
-  if (!facet) return section(rows, summary.matching, given, sorting, "Pipelines");
-  return [...grouped(rows, facet)].map(([value, members]) => [
-    element("h2", { class: "group" }, value, " ", badge(number(members.length))),
-    section(members, members.length, given, sorting, `Pipelines of ${value}`),
-  ]);
+  const groups = facet ? grouped(rows, facet) : [{ rows }];
+  const most = given.all === "1" ? MOST : SHOWN;
+  const shown = groups.map((group) => ({ ...group, rows: group.rows.slice(0, most) }));
+  const isCut = rows.length < summary.matching || groups.some((group) => group.rows.length > most);
+  const all = link(at({ ...given, all: "1" }), `Show all ${number(summary.matching)}`);
+  return element(
+    "section",
+    { class: "card lines" },
+    pipelineLines(shown, sorting),
+    isCut && element("p", {}, all),
+  );
 }
 
 function sorted(pipelines, column, down) {
@@ -156,7 +162,7 @@ function sorted(pipelines, column, down) {
   });
 }
 
-// Value of a facet → its pipelines, in the order of the pipelines.
+// { title, rows } of each value of a facet, with its pipelines in their order.
 function grouped(pipelines, { of, none }) {
   const groups = new Map();
   for (const pipeline of pipelines) {
@@ -166,17 +172,8 @@ function grouped(pipelines, { of, none }) {
       groups.get(value).push(pipeline);
     }
   }
-  return groups;
-}
-
-// The first of `count` pipelines.
-function section(rows, count, given, sorting, label) {
-  const shown = given.all === "1" ? rows : rows.slice(0, SHOWN);
-  const all = link(at({ ...given, all: "1" }), `Show all ${number(count)}`);
-  return element(
-    "section",
-    { class: "card lines" },
-    pipelineLines(shown, label, sorting),
-    shown.length < count && element("p", {}, all),
-  );
+  return [...groups].map(([value, rows]) => ({
+    title: [value, " ", badge(number(rows.length))],
+    rows,
+  }));
 }

@@ -1,7 +1,7 @@
 // The lines of the overview: a pipeline's health, what is unread, and what happened last.
 
 import { part } from "./api.js";
-import { element, link, table } from "./dom.js";
+import { element, groupedTable, link } from "./dom.js";
 import { ago, number } from "./format.js";
 import { awaited, health, lastRun, ORDER, rejectedTotal, unread, whyPaused } from "./health.js";
 import { spark } from "./spark.js";
@@ -40,8 +40,12 @@ const [, HEALTH] = COLUMNS;
 export const columnOf = (title) =>
   COLUMNS.find((column) => column.sort && column.title === title) ?? HEALTH;
 
-export const pipelineLines = (pipelines, label, sorting) =>
-  table(COLUMNS, pipelines, { label, empty: "No pipeline matches.", sorting });
+// `groups`: [{ title, rows }], with the pipelines of each group.
+export function pipelineLines(groups, sorting) {
+  const isEmpty = groups.every(({ rows }) => !rows.length);
+  if (isEmpty) return element("p", { class: "quiet" }, "No pipeline matches.");
+  return groupedTable(COLUMNS, groups, { label: "Pipelines", sorting });
+}
 
 function healthCell(pipeline) {
   const why = (...text) => element("small", { class: "why" }, " ", text);

@@ -7,6 +7,7 @@ import { airflowLink, badge, card, element, link, svg, table } from "./dom.js";
 import { bytes, counted, duration, number, time } from "./format.js";
 import { took } from "./health.js";
 import { batchesOf } from "./past.js";
+import { PHASES } from "./phases.js";
 import { choosePeriod, tabView } from "./pipeline.js";
 
 const MOST_RUNS = 200;
@@ -15,15 +16,13 @@ const SHOWN_RUNS = 15;
 const LONGEST_PAUSE_MS = 600_000; // a longer pause between batches separates two runs
 const KINDS = {
   queue: "waiting for Airflow",
-  start: "starting",
-  read: "planning a batch",
-  state: "processing records",
-  audit: "checking counts",
-  output: "writing output",
+  begin: "starting",
+  ...PHASES,
   wait: "between batches",
+  end: "after the last batch",
   retry: "waiting for the next attempt",
+  other: "without batches of the current generation",
 };
-const PHASES = { start: "read", state: "state", audit: "audit", output: "output" };
 
 export const runsTab = tabView("runs", (context) =>
   context.search.has("run") ? oneRun(context) : allRuns(context),
@@ -53,7 +52,12 @@ async function oneRun({ name, overview, hash, search }) {
   const columns = columnsOf(shown.ended - shown.begun);
   return [
     back,
-    element("section", { class: "card" }, legend(), table(columns, [shown], { label: "Run" })),
+    element(
+      "section",
+      { class: "card" },
+      legend(shown.ended - shown.begun),
+      table(columns, [shown], { label: "Run" }),
+    ),
     attemptsCard(run, costs),
     batchList(own, { isOpen: true, title: "Batches of the run, with their audits" }),
   ];
@@ -97,7 +101,7 @@ async function allRuns(context) {
     element(
       "section",
       { class: "card" },
-      legend(),
+      legend(longest),
       table(columnsOf(longest, hash), shown, { label: "Runs", empty: `No runs ${period.text}.` }),
       shown.length < runs.length &&
         element("p", {}, link(rest, `Show all ${number(runs.length)} runs`)),
@@ -105,10 +109,12 @@ async function allRuns(context) {
   ];
 }
 
-function legend() {
+// What the colours of the bars mean, and how long the longest bar is.
+function legend(longest) {
   const kinds = Object.entries(KINDS);
   const items = kinds.map(([kind, text]) => element("li", { class: `kind-${kind}` }, text));
-  return element("ul", { class: "legend" }, items);
+  const scale = element("p", { class: "quiet" }, `A whole bar is ${duration(longest / 1000)}.`);
+  return [element("ul", { class: "legend" }, items), scale];
 }
 
 function nameCell({ run, name, log }, hash) {
@@ -136,6 +142,7 @@ function tookCell({ run, begun, ended }) {
 
 function attemptsCell({ run }) {
   const attempts = run?.attempts ?? [];
+  if (!attempts.length) return "–";
   return attempts.map(({ log, number: which, state }) => [
     element("span", { class: "short" }, airflowLink(log, badge(`${which}: ${state}`, state))),
     " ",
@@ -149,7 +156,7 @@ const columnsOf = (longest, hash = "") => [
   { title: "Began", cell: ({ begun }) => time(new Date(begun).toISOString()) },
   { title: "Took", number: true, cell: tookCell },
   {
-    title: `Where the time went (the whole width is ${duration(longest / 1000)})`,
+    title: "Where the time went",
     wide: true,
     cell: (run) => [bar(run, longest), element("small", {}, sentence(run))],
   },
@@ -187,7 +194,7 @@ function fromLedger(run, batches) {
     .filter(({ to }) => to >= begun && to <= ended + 1000)
     .sort((a, b) => a.from - b.from);
   const segments = [];
-  during(segments, own, begun, ended);
+  during(segments, own, begun, ended, run.outcome === "succeeded");
   return {
     name: nameOf(run),
     log: run.log,
@@ -211,15 +218,19 @@ function fromAirflow(run, batches) {
   const began = at(run.started_at) ?? at(run.queued_at) ?? own[0]?.from ?? Date.now();
   const until = (ended) => at(ended) ?? Date.now();
   const started = run.attempts.filter((attempt) => attempt.started_at);
-  const attempts = started.map((attempt) => [at(attempt.started_at), until(attempt.ended_at)]);
-  if (!run.attempts.length) attempts.push([began, until(run.ended_at)]);
+  const attempts = started.map((attempt) => [
+    at(attempt.started_at),
+    until(attempt.ended_at),
+    attempt.state === "success",
+  ]);
+  if (!run.attempts.length) attempts.push([began, until(run.ended_at), run.state === "success"]);
   const begun = Math.min(at(run.queued_at) ?? began, began);
   const segments = [];
   let end = begun;
-  attempts.forEach(([from, to], number) => {
+  attempts.forEach(([from, to, hasSucceeded], number) => {
     add(segments, number ? "retry" : "queue", end, from);
     const within = own.filter((batch) => batch.from >= from - 1000 && batch.to <= to + 1000);
-    end = during(segments, within, from, to);
+    end = during(segments, within, from, to, hasSucceeded);
   });
   return { run, begun, ended: Math.max(end, begun + 1), segments, batches: own };
 }
@@ -245,7 +256,7 @@ function withoutAirflow(batches) {
   }
   for (const run of runs) {
     run.segments = [];
-    during(run.segments, run.batches, run.begun, run.ended);
+    during(run.segments, run.batches, run.begun, run.ended, true);
   }
   return runs;
 }
@@ -255,17 +266,20 @@ function span(batch) {
   return { batch, from: to - (batch.seconds ?? 0) * 1000, to };
 }
 
-function during(segments, batches, from, to) {
+// An attempt without batches has not begun to read, unless it has succeeded: then its batches are of
+// another generation, or it had another task.
+function during(segments, batches, from, to, hasSucceeded) {
   let until = from;
   batches.forEach(({ batch, from: begins }, number) => {
-    add(segments, number ? "wait" : "start", until, begins);
+    add(segments, number ? "wait" : "begin", until, begins);
     until = Math.max(begins, until);
     for (const [phase, seconds] of Object.entries(batch.phases)) {
-      add(segments, PHASES[phase] ?? "state", until, until + seconds * 1000);
+      add(segments, phase in PHASES ? phase : "state", until, until + seconds * 1000);
       until += seconds * 1000;
     }
   });
-  add(segments, batches.length ? "wait" : "start", until, to);
+  const withoutBatches = hasSucceeded ? "other" : "begin";
+  add(segments, batches.length ? "end" : withoutBatches, until, to);
   return Math.max(until, to);
 }
 

@@ -3,21 +3,21 @@
 import { svg } from "./dom.js";
 import { short } from "./format.js";
 
-const WIDTH = 120;
+const STEP = 4; // from a bar to the next one, in pixels
 const HEIGHT = 24;
 
 // The records of the newest batches, as bars.
 export function spark(values) {
   if (!values.length) return null;
   const top = Math.max(...values, 1);
-  const wide = WIDTH / 30;
+  const width = values.length * STEP;
   const text = textOf(values);
   const bars = values.map((value, index) => {
     const high = Math.max((value / top) * (HEIGHT - 2), 1);
     return svg("rect", {
-      x: (WIDTH - (values.length - index) * wide).toFixed(1),
+      x: index * STEP,
       y: (HEIGHT - high).toFixed(1),
-      width: (wide - 1).toFixed(1),
+      width: STEP - 1,
       height: high.toFixed(1),
     });
   });
@@ -25,8 +25,8 @@ export function spark(values) {
     "svg",
     {
       class: "spark",
-      viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
-      width: WIDTH,
+      viewBox: `0 0 ${width} ${HEIGHT}`,
+      width,
       height: HEIGHT,
       role: "img",
       "aria-label": text,

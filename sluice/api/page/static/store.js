@@ -58,6 +58,7 @@ export async function store([pipeline, name], search) {
         info.retention_ms !== null &&
           `Kept for ${duration(info.retention_ms / 1000)} after a window's end. `,
         workers(info.workers),
+        ".",
       ),
       form(hash, given, isWindowed),
       given.before !== undefined
@@ -137,7 +138,8 @@ async function entries(info, given) {
     answer = await getExact(path, request);
   } catch (error) {
     if (![400, 404, 410, 422].includes(error.status)) throw error;
-    return card("Nothing found", element("p", { role: "status" }, error.message), reproduce);
+    const reason = element("p", { role: "status" }, error.message);
+    return card("Nothing found", reason, rejectedLink(pipeline, given), reproduce);
   }
   const { cursor: before, ...same } = given;
   const next = storePath(pipeline, name) + query({ ...same, cursor: answer.cursor });
@@ -162,17 +164,43 @@ async function entries(info, given) {
   ];
 }
 
+// If a key is missing, its records may have been rejected.
+function rejectedLink(pipeline, { key }) {
+  if (key === undefined) return null;
+  const path = `#/pipelines/${part(pipeline)}/dead-letters${query({ since: "all", key })}`;
+  return element("p", {}, link(path, "Look for dead letters with this key"));
+}
+
 function links(pipeline, name, given, path, request) {
   const view = new URL(location.href);
   view.hash = storePath(pipeline, name) + query(given);
+  const command = element("pre", { tabindex: 0 }, curl(path, request));
+  const done = element("span", { role: "status" });
   return element(
     "details",
     {},
     element("summary", {}, "Link and curl"),
     element("p", {}, "This view: ", element("a", { href: view.href, target: "_top" }, view.href)),
-    element("pre", { tabindex: 0 }, curl(path, request)),
-    button("Copy the curl", () => navigator.clipboard?.writeText(curl(path, request))),
+    command,
+    element(
+      "div",
+      { class: "actions" },
+      button("Copy the curl", () => copy(command, done)),
+      done,
+    ),
   );
+}
+
+// Copy a node's text. Browsers allow this only on pages over HTTPS and on this computer's own
+// pages; elsewhere, select the text.
+async function copy(node, done) {
+  try {
+    await navigator.clipboard.writeText(node.textContent);
+    done.textContent = "Copied.";
+  } catch {
+    getSelection().selectAllChildren(node);
+    done.textContent = "The text is selected: copy it with the keyboard.";
+  }
 }
 
 // Key, window, and a column for each field of the values.

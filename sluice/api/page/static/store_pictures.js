@@ -15,9 +15,9 @@ const MOST_SNAPSHOTS = 10;
 export const isObject = (data) =>
   data !== null && typeof data === "object" && !Array.isArray(data) && !isExact(data);
 
-// The numbers in a value by field; a value that is a number has the field "value".
+// The numbers in a value by field; a value that is a number has the field "".
 function numbers(value) {
-  const fields = isObject(value) ? Object.entries(value) : [["value", value]];
+  const fields = isObject(value) ? Object.entries(value) : [["", value]];
   return fields.filter(([, data]) => isNumber(data)).map(([name, data]) => [name, Number(data)]);
 }
 
@@ -28,6 +28,7 @@ function fieldsOf(values) {
   return [...names];
 }
 
+const titleOf = (field) => field || "Value";
 const numberIn = (value, field) => numbers(value).find(([name]) => name === field)?.[1];
 
 export async function pictures(info, given, entries) {
@@ -47,10 +48,10 @@ async function windowed(info, given, entries) {
   const isOneKey = given.key !== undefined;
   const charts = fields.map((field) => {
     const series = keys.map(([key, own]) => ({
-      name: isOneKey ? field : key || "(empty)",
+      name: isOneKey ? titleOf(field) : key || "(empty)",
       points: windowPoints(own, field),
     }));
-    return pointsChart(library, `${field}, by window`, series);
+    return pointsChart(library, `${titleOf(field)} by window`, series);
   });
   const label = isOneKey ? `Windows of ${given.key}` : "Windows by key";
   return element("section", { class: "charts", "aria-label": label }, charts);
@@ -110,7 +111,7 @@ async function largest(info, given, entries) {
     first: given.first,
     last: given.last,
     limit: MOST_BARS,
-    field: field === "value" ? "" : field,
+    field,
   };
   const answer = await getExact(`/stores/${part(info.store)}/top`, request).catch(() => null);
   if (!answer?.entries.length) return null;
@@ -127,7 +128,7 @@ async function largest(info, given, entries) {
     element("dd", {}, valueBar(key, value, top), element("span", {}, short(value))),
   ]);
   return card(
-    `The largest by ${field}`,
+    field ? `The largest by ${field}` : "The largest values",
     fields.length > 1 && choices("Field", fieldChoices),
     element("dl", { class: "bars" }, rows),
   );
@@ -153,8 +154,8 @@ async function history(info, given) {
   const fields = known.length > 1 ? fieldsOf(known.map(({ value }) => value)) : [];
   const charts = fields.map((field) => {
     const points = known.map(({ at, value }) => [Date.parse(at), numberIn(value, field) ?? null]);
-    const title = `${field} in the last ${counted(past.length, "snapshot")}`;
-    return pointsChart(library, title, [{ name: field, points }]);
+    const title = `${titleOf(field)} in the last ${counted(past.length, "snapshot")}`;
+    return pointsChart(library, title, [{ name: titleOf(field), points }]);
   });
   const label = `History of ${given.key}`;
   return [
