@@ -100,7 +100,7 @@ class Rebuild:
             old = lease.ref
             rebuilding = self.with_topics(ledger, old)
             self._require_kept_interface(ledger, old)
-            # If an earlier rebuild was killed, remove the generation that it has left.
+            # If an earlier rebuild was killed, remove the generation that it left behind.
             drop_other_generations(ledger, self.job.pipeline.name, lease.row)
             sources, now = rebuilding._sources(ledger, old)
             history = rebuilding._history(ledger, old, sources, now)

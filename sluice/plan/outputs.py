@@ -70,8 +70,8 @@ def _follows_state(pipeline: Graph, node: nodes.Node) -> bool:
         is_topic_table = isinstance(parent, nodes.ToTable) and parent.has_rows_of_records
         if is_operator(pipeline, parent) and not is_topic_table:
             return True
-        # A combinable aggregate is not an operator, but the steps after it process the aggregate's
-        # results, not records.
+        # An aggregate that tasks compute in part is not an operator, but its results, not records,
+        # reach the steps after it.
         if isinstance(parent, nodes.Aggregate) or _follows_state(pipeline, parent):
             return True
     return False

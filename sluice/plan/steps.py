@@ -75,7 +75,7 @@ class Source:
     decode: Reference | None
     """The author's decoder, if any."""
     key: str | None
-    """The field with the record's key, or a struct of several fields; None for the Kafka key."""
+    """SQL of the key: a field, or a struct of several fields; None if it is the Kafka key."""
     key_fields: tuple[str, ...]
     """The fields of the record's key."""
     key_decode: Reference | None

@@ -180,7 +180,7 @@ class _Structs:
 
 
 def _in_unions(node: Node) -> Iterator[Record]:
-    """Yield the records that are members of a union with other records."""
+    """Yield the records of each union that has more than one record."""
     match node:
         case Union(branches=branches):
             records: list[Record] = []

@@ -23,7 +23,7 @@ def table_sinks(
 ) -> Mapping[str, TableSink]:
     """Return destination → the writer of its tables.
 
-    `formerly` are the former names of the pipeline, whose tables it takes over. Raise
+    `formerly`: former names of the pipeline, which takes over their tables. Raise
     SettingsError if a connection has no URL.
     """
     lake: dict[str, TableSink] = {}

@@ -91,7 +91,7 @@ def text_runs(
     """Read a batch's texts in pieces.
 
     Join adjacent pieces if all of them, or none of them, could be read. `read` gets the beginning
-    and the size of a piece, and returns its values if it could be read.
+    and the size of a piece, and returns the piece's values, or None.
     """
     begin, start, read_pieces = 0, 0, list[pa.RecordBatch]()
     while start < count:

@@ -116,7 +116,7 @@ class StoreChanges:
     operators: Mapping[str, str]
     """The operators that keep their states: earlier name → name now."""
     added: frozenset[str]
-    """The new or changed stores and operators, by their names now."""
+    """The new or changed stores and operators, by their current names."""
     removed: frozenset[str]
     """The stores and operators that were removed or changed, by their earlier names."""
 

@@ -410,7 +410,7 @@ class StageOutput:
             self._pass_over(PASSED_OVER[reason])
 
     def _pass_over(self, outcome: Outcome) -> None:
-        """Record that the current row has no effect, because the operator does not use it."""
+        """Note that the current row has no effect, because the operator does not use it."""
         sequence, origin, path = self.position
         if self.released is not None or not has_origin(sequence):
             return

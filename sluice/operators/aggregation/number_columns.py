@@ -107,7 +107,7 @@ def double_column(column: Sequence[float | None]) -> tuple[NumberColumn, int]:
 
 @dataclass(frozen=True)
 class WindowNumbers:
-    """A number for each window, as integers in units of 10 to the power `exponent`."""
+    """One number per window, as an integer in units of 10 to the power `exponent`."""
 
     counts: Integers
     """The number of values of each window. The result of a window without values is null."""

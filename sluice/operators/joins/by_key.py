@@ -74,8 +74,8 @@ class TableJoin(Operator[TablePair]):
     side has a value, and in an outer join while either side has a value. `filtered`: for each side,
     whether its table is filtered.
 
-    If both sides depend on one table, the join gets some changes early, and then once more; see
-    `AHEAD`. Even for such changes, unlike in Kafka Streams, the old value of a result is the
+    If both sides depend on one table, the join gets some changes twice: early and in their turn
+    (see `AHEAD`). Even for such changes, unlike in Kafka Streams, the old value of a result is the
     previously sent result.
     """
 

@@ -1,4 +1,4 @@
-"""Records in the ledger how runs end.
+"""Writes to the ledger how runs have ended.
 
 The process that waits for a driver records that the driver was killed. Modules that need SQLAlchemy
 are imported only when a run fails, because importing them takes 0.2 seconds.

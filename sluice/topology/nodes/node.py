@@ -247,7 +247,7 @@ class Node:
 
     @property
     def is_needed_for_old_values_only(self) -> bool:
-        """Whether the node needs an operator only if a later step needs old values."""
+        """Whether the node becomes an operator only because a later step needs old values."""
         return False
 
     @property
