@@ -55,7 +55,7 @@ async function oneRun({ name, overview, hash, search }) {
     element(
       "section",
       { class: "card" },
-      legend(shown.ended - shown.begun),
+      legend(shown.ended - shown.begun, [shown]),
       table(columns, [shown], { label: "Run" }),
     ),
     attemptsCard(run, costs),
@@ -101,7 +101,7 @@ async function allRuns(context) {
     element(
       "section",
       { class: "card" },
-      legend(longest),
+      shown.length > 0 && legend(longest, shown),
       table(columnsOf(longest, hash), shown, { label: "Runs", empty: `No runs ${period.text}.` }),
       shown.length < runs.length &&
         element("p", {}, link(rest, `Show all ${number(runs.length)} runs`)),
@@ -110,8 +110,9 @@ async function allRuns(context) {
 }
 
 // What the colours of the bars mean, and how long the longest bar is.
-function legend(longest) {
-  const kinds = Object.entries(KINDS);
+function legend(longest, runs) {
+  const used = new Set(runs.flatMap(({ segments }) => segments.map(({ kind }) => kind)));
+  const kinds = Object.entries(KINDS).filter(([kind]) => used.has(kind));
   const items = kinds.map(([kind, text]) => element("li", { class: `kind-${kind}` }, text));
   const scale = element("p", { class: "quiet" }, `A whole bar is ${duration(longest / 1000)}.`);
   return [element("ul", { class: "legend" }, items), scale];
