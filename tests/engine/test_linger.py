@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 from sluice import Pipeline
 from sluice.engine.run.linger import Linger, News
 from sluice.errors import EngineError
+from sluice.kafka.arrivals import Arrivals
 from sluice.kafka.unread_records import Offsets
 from sluice.state.ledger.failures import Failure
 from tests.engine.conftest import Running, Start
@@ -98,6 +99,24 @@ def test_a_run_does_not_wait_until_it_looks_again_if_a_record_arrives(
     meanwhile(later.start)
     assert running.run() == 2
     assert time.monotonic() - began < 150
+
+
+def test_a_run_that_has_lingered_closes_its_client(
+    start: Start, meanwhile: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[Arrivals] = []
+    close = Arrivals.close
+
+    def note(self: Arrivals) -> None:
+        closed.append(self)
+        close(self)
+
+    monkeypatch.setattr(Arrivals, "close", note)
+    running = start(sums)
+    running.send("sales", sale("a"))
+    meanwhile(lambda: running.send("sales", sale("b")))
+    assert running.run() == 2
+    assert len(closed) == 1
 
 
 def test_ordered_operators_and_new_partitions_are_read_by_the_same_run(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import structlog
@@ -424,21 +424,22 @@ class JobRun:
         )
         standbys = StandbyCopies(ledger, lease)
         news: News | None = "records"
-        while news in ("records", "timers"):
-            computes_sql = loop.query.written.computes_sql
-            unread = 0
-            if computes_sql:
-                unread = linger.unread(ledger.positions(name))
-            prepare_for(loop.query.spark, computes_sql=computes_sql, records=unread)
-            loop.run_all(kafka)
-            # An output may have been deleted after its last check, before the last batch was
-            # published.
-            topics.check_outputs()
-            ledger.failures.clear(name, *FAILED_KINDS, "input", "registry")
-            standbys.refresh_if_due()
-            news = linger.wait(ledger.positions(name), loop.next_timer)
-            if news is None and (pause := ledger.pauses.of(name)) is not None:
-                log.info("run ends, because the pipeline is paused", why=str(pause))
+        with closing(linger):
+            while news in ("records", "timers"):
+                computes_sql = loop.query.written.computes_sql
+                unread = 0
+                if computes_sql:
+                    unread = linger.unread(ledger.positions(name))
+                prepare_for(loop.query.spark, computes_sql=computes_sql, records=unread)
+                loop.run_all(kafka)
+                # An output may have been deleted after its last check, before the last batch was
+                # published.
+                topics.check_outputs()
+                ledger.failures.clear(name, *FAILED_KINDS, "input", "registry")
+                standbys.refresh_if_due()
+                news = linger.wait(ledger.positions(name), loop.next_timer)
+                if news is None and (pause := ledger.pauses.of(name)) is not None:
+                    log.info("run ends, because the pipeline is paused", why=str(pause))
         return news
 
     def _destinations(self, ledger: Ledger, setup: _Setup, output: _TopicOutput) -> Destinations:
