@@ -346,6 +346,20 @@ def test_a_topology_is_a_list_on_a_phone(open_view: Open, many: gallery.Scene, p
     assert is_accessible(page)
 
 
+def test_charts_show_the_last_hour_if_all_batches_are_of_this_hour(
+    open_view: Open, demo: gallery.Scene, many: gallery.Scene, page: Page
+) -> None:
+    chosen = page.get_by_role("navigation", name="Time").locator("[aria-current]")
+    open_view(demo, "#/pipelines/orders")
+    expect(chosen).to_have_text("Last hour")
+    page.get_by_role("link", name="Last 24 hours").click()
+    expect(chosen).to_have_text("Last 24 hours")
+    page.get_by_role("link", name="Runs", exact=True).click()
+    expect(chosen).to_have_text("Last 24 hours")
+    open_view(many, "#/pipelines/orders")
+    expect(chosen).to_have_text("Last 24 hours")
+
+
 def test_all_charts_show_the_chosen_time(open_view: Open, many: gallery.Scene) -> None:
     page = open_view(many, "#/pipelines/orders")
     expect(page.locator("canvas")).to_have_count(9)

@@ -1,6 +1,6 @@
 // One pipeline: the heading with its actions, and the tabs that all its views share.
 
-import { get, part, query } from "./api.js";
+import { get, optional, part, query } from "./api.js";
 import { headingActions } from "./actions.js";
 import { badge, card, element, link } from "./dom.js";
 import { number } from "./format.js";
@@ -25,7 +25,8 @@ export function tabView(tab, content, isLive = () => true) {
     const [overview] = await get("/overview", { pipeline: name });
     if (!overview) return { title: name, content: missing(name) };
     const hash = `#/pipelines/${part(name)}`;
-    const context = { name, overview, hash, search, period: periodOf(search), refresh };
+    const usual = WITH_TIME.includes(tab) ? await usualRange(overview, search) : "day";
+    const context = { name, overview, hash, search, period: periodOf(search, usual), refresh };
     const [, title] = TABS.find(([id]) => id === tab);
     return {
       title: tab ? `${title} of ${name}` : name,
@@ -41,6 +42,19 @@ export function tabView(tab, content, isLive = () => true) {
       ],
     };
   };
+}
+
+// A pipeline whose batches are all of the last hour would have only dots at the end of a day's charts.
+async function usualRange({ pipeline, snapshot, records }, search) {
+  const isChosen = ["range", "from", "to"].some((name) => search.get(name));
+  const hourAgo = Date.now() - 3_600_000;
+  const isOld = records.length >= 30 || Date.parse(snapshot?.published_at) < hourAgo;
+  if (isChosen || !snapshot || isOld) return "day";
+  const since = new Date(hourAgo - 23 * 3_600_000).toISOString();
+  const until = new Date(hourAgo).toISOString();
+  const request = { since, until, columns: 1 };
+  const earlier = await optional(get(`/pipelines/${part(pipeline)}/history`, request));
+  return earlier?.batches === 0 ? "hour" : "day";
 }
 
 export const choosePeriod = ({ hash, search, period }, tab) =>
