@@ -466,7 +466,7 @@ def test_after_an_interrupted_run_the_advice_is_to_end_its_batch_first(start: St
     running.send("sales", *AFTER)
     running.crash_before_publishing()
     changed = replace(running, pipeline=joined(running.names))
-    undo = f"run it once: sluice run {running.pipeline.name}"
+    undo = f"run the pipeline once: sluice run {running.pipeline.name}"
     with pytest.raises(CompatibilityError) as caught:
         changed.run()
     assert undo in caught.value.next_step

@@ -194,7 +194,7 @@ def test_wrong_times_and_headers_are_errors() -> None:
         clicks.with_headers("trace")  # type: ignore[arg-type]
     pipeline.stream("others", value=Click).with_time("at").to("late")
     with pytest.raises(
-        TopologyError, match=r"_timestamp must be TIMESTAMP, and is BIGINT"
+        TopologyError, match=r"_timestamp must be TIMESTAMP, but is BIGINT"
     ) as refused:
         plan(pipeline)
     assert "timestamp_millis" in refused.value.next_step

@@ -503,7 +503,8 @@ def test_a_run_promotes_the_standby_of_a_damaged_shard(
     states.ledger.standbys.add(Placement("orders", 3, "127.0.0.1", hosts[1].port))
     assert (
         promote_standbys(states.ledger, "orders", "", damaged)
-        == "Worker 2 of 'orders' has no standby."
+        == "Worker 2 of 'orders' has no standby. "
+        "Look for the workers with standbys in: sluice workers orders."
     )
     with open_shard(states.written_at[1], to_write=True) as shard:
         assert shard.begin_run(10**6, 0) == shard.checksums(0)
@@ -575,7 +576,7 @@ def test_standbys_and_workers_have_different_servers(
     with pytest.raises(Refused, match="is the standby"):
         move(states.ledger, Placement("orders", 1, "127.0.0.1", hosts[2].port))
     states.ledger.standbys.add(Placement("orders", 2, "127.0.0.1", hosts[0].port))
-    with pytest.raises(Refused, match="cannot be there, too"):
+    with pytest.raises(Refused, match="must be at another state server"):
         states.ledger.standbys.add(Placement("orders", 1, "127.0.0.1", hosts[1].port))
     with pytest.raises(Refused, match="has a standby at"):
         states.ledger.standbys.add(Placement("orders", 1, "127.0.0.1", hosts[0].port))

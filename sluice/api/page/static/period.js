@@ -8,8 +8,8 @@ import { timeText } from "./format.js";
 const LATEST = Date.UTC(9999, 0); // later times have more digits than the API accepts
 const RANGES = { hour: 3_600_000, day: 86_400_000, week: 604_800_000 };
 
-// The chosen period: { from, to } in epoch ms, and a `text` to use in sentences. `usual` is the range
-// if none is chosen.
+// The chosen period: { from, to } in epoch ms, and a `text` to use in sentences.
+// `usual` is the range if none is chosen.
 export function periodOf(search, usual = "day") {
   const [from, to] = [Number(search.get("from")), Number(search.get("to"))];
   if (from > 0 && to > from && to < LATEST)

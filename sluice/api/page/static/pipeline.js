@@ -44,7 +44,7 @@ export function tabView(tab, content, isLive = () => true) {
   };
 }
 
-// A pipeline whose batches are all of the last hour would have only dots at the end of a day's charts.
+// If all batches are of the last hour, a day's charts would have only dots at their end.
 async function usualRange({ pipeline, snapshot, records }, search) {
   const isChosen = ["range", "from", "to"].some((name) => search.get(name));
   const hourAgo = Date.now() - 3_600_000;

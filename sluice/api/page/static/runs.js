@@ -267,7 +267,7 @@ function span(batch) {
   return { batch, from: to - (batch.seconds ?? 0) * 1000, to };
 }
 
-// An attempt without batches has not begun to read, unless it has succeeded: then its batches are of
+// An attempt without batches has not begun to read. But if it has succeeded, its batches are of
 // another generation, or it had another task.
 function during(segments, batches, from, to, hasSucceeded) {
   let until = from;
