@@ -200,7 +200,7 @@ def test_wrong_times_and_headers_are_errors() -> None:
     assert "timestamp_millis" in refused.value.next_step
     pipeline = Pipeline("wrong_header")
     pipeline.stream("clicks", value=Click).with_headers({"at": "at"}).to("out")
-    with pytest.raises(TopologyError, match=r"header 'at' must be BINARY or STRING, and is BIGINT"):
+    with pytest.raises(TopologyError, match=r"header 'at' must be BINARY or STRING, but is BIGINT"):
         plan(pipeline)
     stamped = (
         Pipeline("shown").stream("clicks", value=Click).select("page", _timestamp="_timestamp")
