@@ -272,6 +272,20 @@ EXAMPLES = [
         sluice=[("a", None, pair(1, 3), 8)],
         name="times of rows before held ones",
     ),
+    Example(
+        Difference.COMPUTED_AGAIN,
+        [
+            TABLE,
+            {"id": "l", "op": "table", "topic": "l"},
+            {"id": "r", "op": "table", "topic": "r"},
+            {"id": "both", "op": "join", "type": "outer", "left": "l", "right": "in"},
+            {"id": "first", "op": "map_values", "in": "both", "value": ["field", "right"]},
+            {"id": "j", "op": "join", "type": "inner", "left": "first", "right": "r"},
+        ],
+        [("in", "a", 1, 119), ("l", "a", 2, 120), ("l", "a", None, 130), ("r", "a", 3, 123)],
+        kafka_streams=[("a", None, pair(1, 3), 123)],
+        sluice=[("a", None, pair(1, 3), 130)],
+    ),
 ]  # fmt: skip
 IDS = [example.name or example.shows.name for example in EXAMPLES]
 

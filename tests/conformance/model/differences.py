@@ -25,6 +25,7 @@ class Difference(Enum):
     MATCHED_TOO_LATE = "A record that was sent unmatched is not matched afterwards"
     FORGOTTEN_TOO_EARLY = "A record can be matched until its grace has passed"
     STALE_ANSWERS = "A foreign-key join of two tables that depend on one topic deletes its results"
+    COMPUTED_AGAIN = "A joined row keeps the time of the deletion that has changed it"
     LOOKED_UP_TOO_EARLY = "A join finds the row that suppress has sent last"
 
 

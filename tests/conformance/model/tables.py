@@ -232,6 +232,8 @@ class TableJoin(Table):
     like: Differences = SLUICE
     sent: dict[Key, Any] = field(default_factory=dict)
     """The rows of the join, as sent."""
+    sent_at: dict[Key, int] = field(default_factory=dict)
+    """The times of these rows."""
     knows_old_values = True
 
     def __post_init__(self) -> None:
@@ -242,7 +244,13 @@ class TableJoin(Table):
     def get(self, key: Key) -> Row | None:
         left, right = (parent.get(key) for parent in self.parents)
         value = self._joined(left and left.value, right and right.value)
-        return None if value is None else Row(value, max(row.time for row in (left, right) if row))
+        if value is None:
+            return None
+        time = max(row.time for row in (left, right) if row)
+        # Kafka Streams stores no rows of joins, so it does not know when a row was deleted.
+        if Difference.COMPUTED_AGAIN not in self.like and value == self.sent.get(key):
+            time = max(time, self.sent_at[key])
+        return Row(value, time)
 
     def _update(self, record: Record, side: Side) -> None:
         own, other = self.parents[side == "right"], self.parents[side == "left"].get(record.key)
@@ -267,6 +275,7 @@ class TableJoin(Table):
             return
         self.sent[record.key] = new
         time = max(record.time, other.time) if other else record.time
+        self.sent_at[record.key] = time
         self.send(Record(record.key, Change(new, old), time))
 
     def _sends_nothing(self, change: Change, other: Row | None, side: Side) -> bool:
