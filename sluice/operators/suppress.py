@@ -343,7 +343,8 @@ class Suppress(Operator[Any]):
         for window, waiting in state.items():
             if waiting.since <= horizon or window in sent_early:
                 due.append(window)
-        due.sort(key=lambda window: state[window].since)
+        # As in Kafka Streams, the earlier window is first among updates of the same time.
+        due.sort(key=lambda window: (state[window].since, window))
         for window in due:
             self._send(state, key, window, out)
 

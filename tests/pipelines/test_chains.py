@@ -215,8 +215,8 @@ def test_only_the_last_of_a_windows_results_is_final(drive: Drive, together: boo
     assert results(driver, "limited") == [
         ("x", (57, 57), 1),
         ("x", (57, 57), None),
-        ("x", (61, 61), None),
         ("x", (57, 61), 7),
+        ("x", (61, 61), None),
         ("a", (71, 71), 8),
     ]
     assert results(driver, "closed") == [("x", (57, 61), 7)]
@@ -232,3 +232,20 @@ def results(
         window = int(record.headers["window_start"]), int(record.headers["window_end"])
         found.append((record.key, window, None if record.value is None else record.value["s"]))
     return found
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_updates_of_the_same_time_are_sent_in_the_order_of_their_windows(
+    drive: Drive, together: bool
+) -> None:
+    pipeline = Pipeline("same_time", workers=1)
+    visits = pipeline.stream("visits", value=Reading)
+    sessions = visits.group_by_key().windowed_by(session("3 ms", grace="3 ms"))
+    sessions.aggregate(store="s", s="sum(n)").suppress_until_time_limit("4 ms").to("limited")
+    driver = drive(pipeline)
+    for n, at in ((1, 99), (2, 97), (4, 148)):
+        driver.pipe("visits", value(n), "x", timestamp=at)
+        if not together:
+            driver.commit()
+    # The session of 99 has been merged into the one from 97 to 99, and both updates have the time 99.
+    assert results(driver, "limited") == [("x", (97, 99), 3), ("x", (99, 99), None)]
