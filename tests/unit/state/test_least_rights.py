@@ -104,8 +104,9 @@ def test_a_reader_changes_no_state(
     states.ledger.close()
     use(monkeypatch, as_role("reader"))
     with Ledger.open(as_role("reader")) as reader:
-        with pytest.raises(StateError, match="permission denied"):
+        with pytest.raises(StateError, match="permission denied") as raised:
             reader.generations.retire("orders")
+        assert "need sluice_runs" in raised.value.next_step
         with pytest.raises(StateError, match="permission denied"):
             reader.leases.take(
                 GenerationRef("orders", 1), Holder(host="here", pid=1, process=""), None
