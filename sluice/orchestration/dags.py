@@ -100,7 +100,9 @@ def pipeline_dags(folder: Path, alerts: Alerts = NO_ALERTS) -> dict[str, DAG]:
     DAG that shows the error, an entry in the ledger and, in the DAG processor, an import error. In
     a task's process, only the DAG of the task's pipeline is created.
     """
-    root = _platform_folder(folder)
+    folder = _team_folder(folder)
+    is_of_team = folder.parent == settings().pipelines
+    root = folder.parent if is_of_team else folder
     dag_of_task = _dag_of_task(root, alerts)
     if dag_of_task is not None:
         return {dag_of_task.dag_id: dag_of_task}
@@ -131,7 +133,7 @@ def pipeline_dags(folder: Path, alerts: Alerts = NO_ALERTS) -> dict[str, DAG]:
             )
     if watched:
         task_defaults = pipeline_task_defaults() | {"on_failure_callback": alerts.on_failure}
-        name = NAME if folder.absolute() == root.absolute() else f"{NAME}_{folder.name}"
+        name = f"{NAME}_{folder.name}" if is_of_team else NAME
         dags[name] = deadlines_dag(watched, alerts.on_overdue, task_defaults, name)
     broken_files = _files_by_dag_id(broken, {*usable, *RESERVED})
     for name, file in broken_files.items():
@@ -145,20 +147,21 @@ def pipeline_dags(folder: Path, alerts: Alerts = NO_ALERTS) -> dict[str, DAG]:
     return dags
 
 
-def _platform_folder(folder: Path) -> Path:
-    """Return the folder with the platform's `sluice.toml`: SLUICE_PIPELINES for a team's folder.
+def _team_folder(folder: Path) -> Path:
+    """Return the path of a team's folder as it is in SLUICE_PIPELINES, which may be a link.
 
-    Raise SettingsError if a subfolder of SLUICE_PIPELINES is not a team's folder.
+    Return any other folder as it is. Raise SettingsError if a subfolder of SLUICE_PIPELINES is not
+    a team's folder.
     """
     pipelines = settings().pipelines
-    if folder.absolute().parent != pipelines:
+    if folder.absolute().parent.resolve() != pipelines.resolve():
         return folder
     if not (folder / FILE).is_file():
         raise SettingsError(
             f"{folder} is not a team's folder: it has no {FILE}.",
             next_step=f"Create {folder / FILE}, which may be empty.",
         )
-    return pipelines
+    return pipelines / folder.name
 
 
 def _is_in(folder: Path, file: Path) -> bool:

@@ -461,6 +461,19 @@ def test_a_dag_file_of_a_team_does_not_report_other_teams_files_as_gone(
     assert noted == [({"broken"}, {"audit", "orders"})]
 
 
+def test_links_do_not_let_a_dag_file_escape_the_limits(two_teams: Path, tmp_path: Path) -> None:
+    (two_teams / "sluice.toml").write_text("[limits]\nretries = 3")
+    (two_teams / "shop" / "sluice.toml").write_text("[defaults]\nretries = 4")
+    linked = tmp_path / "linked"
+    linked.symlink_to(two_teams)
+    (two_teams / "shop").rename(tmp_path / "shop_of_git")
+    (two_teams / "shop").symlink_to(tmp_path / "shop_of_git")
+    for folder in (two_teams / "shop", linked / "shop"):
+        dags = pipeline_dags(folder)
+        assert {*dags} == {"orders"}
+        assert "broken" in dags["orders"].tags
+
+
 def test_a_dag_file_of_a_folder_without_a_file_is_an_error(two_teams: Path) -> None:
     (two_teams / "web").mkdir()
     with pytest.raises(SettingsError, match="web is not a team's folder"):
