@@ -149,9 +149,10 @@ def _describe(pipeline: str) -> None:
     removed = f" Generation {', '.join(others)} would be removed." if others else ""
     out.print(
         f"A new generation would be built beside generation {current.generation}, from "
-        f"{records:,} offsets up to snapshot {newest.id}, without output.{removed} "
-        "Nothing was changed.",
+        f"{records:,} offsets up to snapshot {newest.id}, without output.{removed}",
         markup=False,
         soft_wrap=True,
     )
     _require_readers(pipeline)
+    last = f"Nothing was changed. To build it and compare the answers: sluice deploy {pipeline}"
+    out.print(last, markup=False, soft_wrap=True)

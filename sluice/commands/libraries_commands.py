@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sluice.commands.console import errors_as_messages, out, say
-from sluice.errors import SettingsError, TopologyError
+from sluice.commands.console import errors_as_messages, out, say, show
+from sluice.errors import SettingsError, SluiceError, TopologyError
 from sluice.settings import settings
 from sluice.values.phrases import counted
 
@@ -34,13 +34,27 @@ def build(
     with errors_as_messages():
         if pipeline:
             _require_known(pipeline)
-        wanted = [*_libraries(pipeline)]
+        errors: list[SluiceError] = []
+        wanted = [*_libraries(pipeline, errors)]
         of = f" for {pipeline}" if pipeline else ""
-        if not wanted:
+        if not wanted and not errors:
             out.print(f"No requirements in sluice.toml{of}.")
+        failed: set[Path] = set()
         for name, libraries in wanted:
-            folder = libraries.build(say)
+            if libraries.requirements in failed:
+                continue
+            # The mistake of one team must not keep other teams from their libraries.
+            try:
+                folder = libraries.build(say)
+            except SluiceError as error:
+                failed.add(libraries.requirements)
+                errors.append(error)
+                continue
             out.print(f"{name}: {folder}", markup=False, soft_wrap=True)
+        for mistake in errors:
+            show(mistake)
+    if errors:
+        raise typer.Exit(1)
 
 
 @app.command("list")
@@ -50,7 +64,8 @@ def list_libraries() -> None:
 
     with errors_as_messages():
         users: dict[str, list[str]] = {}
-        for name, libraries in _libraries(""):
+        errors: list[SluiceError] = []
+        for name, libraries in _libraries("", errors):
             with suppress(SettingsError):
                 users.setdefault(libraries.digest, []).append(name)
         for each in installed(settings().home):
@@ -62,6 +77,8 @@ def list_libraries() -> None:
                 out.print(f"  {package}", markup=False)
         for digest, names in users.items():
             out.print(f"{digest}  {', '.join(names)}, not installed", markup=False, soft_wrap=True)
+        for error in errors:
+            show(error)
 
 
 @app.command("prune")
@@ -81,16 +98,21 @@ def prune(
         out.print(f"{counted(len(removed), 'folder')} removed", markup=False)
 
 
-def _libraries(only: str) -> Iterator[tuple[str, Libraries]]:
+def _libraries(only: str, errors: list[SluiceError]) -> Iterator[tuple[str, Libraries]]:
     """Yield the pipelines that have libraries, with their libraries.
 
-    Their files are not imported, because that may need the libraries.
+    Add the errors of pipelines whose `sluice.toml` is refused to `errors`. No pipeline's file is
+    imported, because that may need the libraries.
     """
     from sluice.topology.loading.run_options import run_options
 
     for name, file in _named_files():
         if only in ("", name):
-            options = run_options(settings().pipelines, file, name)
+            try:
+                options = run_options(settings().pipelines, file, name)
+            except SettingsError as error:
+                errors.append(error)
+                continue
             libraries = options.libraries(settings().home)
             if libraries is not None:
                 yield name, libraries

@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from sluice.commands.console import errors_as_messages
+from sluice.commands.console import err, errors_as_messages
 from sluice.errors import SettingsError
 from sluice.settings import settings
+from sluice.values.phrases import joined
 
 app = typer.Typer(
     no_args_is_help=True, help="Alert rules and a dashboard for all pipelines, or for one team's."
@@ -41,19 +42,31 @@ def dashboard(owner: Owner = "") -> None:
 
 
 def _pipelines_of(owner: str) -> list[str]:
-    """Return an owner's pipelines, sorted. Raise SettingsError if the owner has none."""
+    """Return an owner's pipelines, sorted. Raise SettingsError if the owner has none.
+
+    A mistake in the `sluice.toml` of one team must not keep the other teams from their alerts.
+    """
     from sluice.topology.loading.pipeline_files import named_files
-    from sluice.topology.loading.run_options import OWNER, run_options
+    from sluice.topology.loading.run_options import OWNER, unlimited_options
 
     if not owner:
         return []
     pipelines: set[str] = set()
     owners: set[str] = set()
+    invalid: dict[str, list[str]] = {}
     for name, file in named_files(settings().pipelines):
-        theirs = run_options(settings().pipelines, file, name).owner or OWNER
+        try:
+            options = unlimited_options(settings().pipelines, file, name)
+        except SettingsError as error:
+            invalid.setdefault(error.detail, []).append(name)
+            continue
+        theirs = options.owner or OWNER
         owners.add(theirs)
         if theirs == owner:
             pipelines.add(name)
+    for detail, names in invalid.items():
+        left_out = f"warning: {detail} Left out: {joined(names)}."
+        err.print(left_out, markup=False, soft_wrap=True)
     if not pipelines:
         raise SettingsError(
             f"No pipeline has the owner {owner!r}.",

@@ -29,7 +29,7 @@ def remove(
     keep the stores for queries: sluice retire.
     """
     from sluice.errors import Refused
-    from sluice.operations.removal import find_removal, remove
+    from sluice.operations.removal import find_removal, remove, require_removable
     from sluice.state.ledger.ledger import Ledger
     from sluice.topology.loading.pipeline_files import named_files
 
@@ -51,6 +51,8 @@ def remove(
         else:
             with Ledger.open(settings().ledger) as ledger:
                 removal = find_removal(ledger, own, pipeline, keep_dead_letters=keep_dead_letters)
+                if not removal.renamed_to:
+                    require_removable(ledger, pipeline)
         for line in removal.lines():
             out.print(line, markup=False, soft_wrap=True)
         last = f"Airflow keeps the history of the DAG. To delete it: airflow dags delete {pipeline}"

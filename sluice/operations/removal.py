@@ -53,6 +53,7 @@ class Removal:
         if self.generations:
             numbers = counted(len(self.generations), "generation")
             yield f"The ledger forgets {self.pipeline} with {numbers} of its state."
+            yield f"The consumer group {group_of(self.pipeline)} is deleted if it exists."
         if self.stores:
             yield f"These stores can no longer be queried: {', '.join(self.stores)}."
         if self.shards:
@@ -96,6 +97,22 @@ def find_removal(
     return removal
 
 
+def require_removable(ledger: Ledger, pipeline: str) -> None:
+    """Raise Refused if the pipeline has standbys, or if other pipelines read its stores."""
+    if standbys := ledger.standbys.of(pipeline):
+        workers = joined(list(map(str, sorted(standbys))))
+        raise Refused(
+            f"{pipeline} has standbys for the workers {workers}.",
+            next_step=f"Remove the standbys first: sluice standby remove {pipeline} WORKER.",
+        )
+    if readers := readers_of(ledger, pipeline):
+        raise Refused(
+            f"The newest batches of {joined(readers)} read stores of {pipeline}.",
+            next_step="Remove store_of from the files of these pipelines and run them once, or "
+            "remove these pipelines first.",
+        )
+
+
 def remove(
     settings: Settings,
     pipeline: str,
@@ -114,18 +131,7 @@ def remove(
         if removal.renamed_to:
             ledger.renames.forget(pipeline)
             return removal
-        if standbys := ledger.standbys.of(pipeline):
-            workers = joined(list(map(str, sorted(standbys))))
-            raise Refused(
-                f"{pipeline} has standbys for the workers {workers}.",
-                next_step=f"Remove the standbys first: sluice standby remove {pipeline} WORKER.",
-            )
-        if readers := readers_of(ledger, pipeline):
-            raise Refused(
-                f"The newest batches of {joined(readers)} read stores of {pipeline}.",
-                next_step="Remove store_of from the files of these pipelines and run them once, or "
-                "remove these pipelines first.",
-            )
+        require_removable(ledger, pipeline)
         with current_lease(ledger, pipeline, holder, patience) as lease:
             ledger.generations.forget_pipeline(lease.row)
             remove_forgotten(ledger, pipeline)

@@ -407,7 +407,7 @@ def rename_parts(
             if before is None:
                 raise unknown_pipeline(name)
             _renamed_parts(job, settings, ledger, before, names)
-            return iter([*_lines(names)])
+            return iter([*_lines(names, name, readers_of(ledger, name))])
         holder = this_process(settings.run or "rename")
         with current_lease(ledger, name, holder, patience) as lease:
             before = ledger.generations.get(lease.ref)
@@ -425,10 +425,13 @@ def rename_parts(
             ledger.renames.rename_parts(
                 lease.row, after, names, lambda key: _renamed_key(key, renamed)
             )
-    return iter([*_lines(names)])
+        readers = readers_of(ledger, name)
+    return iter([*_lines(names, name, readers)])
 
 
-def _lines(names: Mapping[tuple[Kind, str], str]) -> Iterator[str]:
+def _lines(
+    names: Mapping[tuple[Kind, str], str], pipeline: str, readers: Sequence[str]
+) -> Iterator[str]:
     for (kind, former), name in names.items():
         yield f"The {kind} {former} becomes {name}, and keeps its state."
     if any(kind == "store" for kind, _ in names):
@@ -436,6 +439,13 @@ def _lines(names: Mapping[tuple[Kind, str], str]) -> Iterator[str]:
             "Queries by an old name get an error that gives the new name. Airflow's assets get the "
             "new names."
         )
+        if readers:
+            yield (
+                f"In the files of {joined(readers)}, which read stores of {pipeline}, write the "
+                "new names in store_of. If a lookup_in has no answers=, also write "
+                f'answers="{pipeline}_OLD", with the old name of the store. Until then, the '
+                "pipelines that read a renamed store do not run."
+            )
 
 
 def _renamed_parts(

@@ -17,7 +17,7 @@ from airflow.sdk import DAG, Asset, AssetWatcher, Param, get_parsing_context
 
 from sluice.airflow_connections import KAFKA
 from sluice.airflow_releases import NO_BACKFILLS, AirflowFailException, cron_timetable
-from sluice.errors import SluiceError
+from sluice.errors import SettingsError, SluiceError
 from sluice.orchestration.alerts import deadline_alert
 from sluice.orchestration.cached_facts import cached_facts_of, facts_of_folder
 from sluice.orchestration.dag_facts import DagFacts, facts_of
@@ -31,7 +31,14 @@ from sluice.state.ledger.run_ends import note_files
 from sluice.topology import Broken, Pipeline, load_pipeline
 from sluice.topology.loading.pipeline_connections import libraries_of_name
 from sluice.topology.loading.pipeline_libraries import install_within
-from sluice.topology.loading.run_options import DEFAULTS, OWNER, RunOptions, run_options
+from sluice.topology.loading.run_options import (
+    DEFAULTS,
+    FILE,
+    OWNER,
+    RunOptions,
+    run_options,
+    unlimited_options,
+)
 from sluice.topology.pipeline import CONTINUOUS, ON_RECORDS, RESERVED
 from sluice.values.pipeline_modules import libraries_forgotten
 from sluice.values.replay_span import LONGEST_POINT, POINT_PATTERN
@@ -85,22 +92,35 @@ NO_ALERTS = Alerts()
 def pipeline_dags(folder: Path, alerts: Alerts = NO_ALERTS) -> dict[str, DAG]:
     """Return the DAGs of all pipelines in `folder`, by id.
 
-    `sluice_deadlines` is among them if a pipeline has a deadline. A file that cannot be used gets a
+    If `folder` is a team's folder in SLUICE_PIPELINES, only the DAGs of the team's pipelines are
+    returned. The platform's options and limits apply to them, too.
+
+    `sluice_deadlines` is among the DAGs if a pipeline has a deadline; in a team's folder, the name
+    of the folder is added to the id. A file that cannot be used gets a
     DAG that shows the error, an entry in the ledger and, in the DAG processor, an import error. In
     a task's process, only the DAG of the task's pipeline is created.
     """
-    dag_of_task = _dag_of_task(folder, alerts)
+    folder = _team_folder(folder)
+    is_of_team = folder.parent == settings().pipelines
+    root = folder.parent if is_of_team else folder
+    dag_of_task = _dag_of_task(root, alerts)
     if dag_of_task is not None:
         return {dag_of_task.dag_id: dag_of_task}
-    all_facts, broken = facts_of_folder(folder, settings().home)
+    # The files of all teams are looked at even if only one team's DAGs are wanted, because two
+    # teams may use the same name, and the ledger gets the broken files of all teams.
+    all_facts, broken = facts_of_folder(root, settings().home)
     dags: dict[str, DAG] = {}
+    usable: set[str] = set()
     watched: dict[str, OverdueTrigger] = {}
     shared = shared_topics({facts.name: facts.outputs for facts in all_facts})
     for facts in all_facts:
         try:
-            options = _options(facts, folder)
+            options = _options(facts, root)
         except SluiceError as error:
             broken.append(Broken(Path(facts.file or facts.name), facts.name, error))
+            continue
+        usable.add(facts.name)
+        if not _is_in(folder, Path(facts.file or "")):
             continue
         warnings = [str(topic) for topic in shared if facts.name in (*topic.pipelines, topic.owner)]
         dags[facts.name] = _dag(facts, options, alerts, warnings)
@@ -113,15 +133,39 @@ def pipeline_dags(folder: Path, alerts: Alerts = NO_ALERTS) -> dict[str, DAG]:
             )
     if watched:
         task_defaults = pipeline_task_defaults() | {"on_failure_callback": alerts.on_failure}
-        dags[NAME] = deadlines_dag(watched, alerts.on_overdue, task_defaults)
-    broken_files = _files_by_dag_id(broken, {*dags, *RESERVED})
+        name = f"{NAME}_{folder.name}" if is_of_team else NAME
+        dags[name] = deadlines_dag(watched, alerts.on_overdue, task_defaults, name)
+    broken_files = _files_by_dag_id(broken, {*usable, *RESERVED})
     for name, file in broken_files.items():
-        dags[name] = _broken_dag(name, file)
+        if not _is_in(folder, file.file):
+            continue
+        dags[name] = _broken_dag(name, file, _unlimited_options(file, root))
         if os.environ.get(_CONTEXT) == "client":
             dags[f"{name}.import_error"] = ImportErrorDag(name, file)
     loaded = {facts.name for facts in all_facts}
     _note({name: file.error for name, file in broken_files.items()}, loaded)
     return dags
+
+
+def _team_folder(folder: Path) -> Path:
+    """Return the path of a team's folder as it is in SLUICE_PIPELINES, which may be a link.
+
+    Return any other folder as it is. Raise SettingsError if a subfolder of SLUICE_PIPELINES is not
+    a team's folder.
+    """
+    pipelines = settings().pipelines
+    if folder.absolute().parent.resolve() != pipelines.resolve():
+        return folder
+    if not (folder / FILE).is_file():
+        raise SettingsError(
+            f"{folder} is not a team's folder: it has no {FILE}.",
+            next_step=f"Create {folder / FILE}, which may be empty.",
+        )
+    return pipelines / folder.name
+
+
+def _is_in(folder: Path, file: Path) -> bool:
+    return file.absolute().is_relative_to(folder.absolute())
 
 
 def _note(broken: dict[str, SluiceError], loaded: set[str]) -> None:
@@ -283,10 +327,19 @@ def _schedule(facts: DagFacts, options: RunOptions) -> Any:
     return facts.schedule
 
 
-def _broken_dag(name: str, broken: Broken) -> DAG:
+def _unlimited_options(broken: Broken, root: Path) -> RunOptions:
+    """Return the options of a broken file; Sluice's defaults if a `sluice.toml` is invalid."""
+    try:
+        return unlimited_options(root, broken.file, broken.name)
+    except SluiceError:
+        return DEFAULTS
+
+
+def _broken_dag(name: str, broken: Broken, options: RunOptions) -> DAG:
     """Return the DAG of a pipeline that cannot be loaded.
 
-    It keeps the history of runs visible, and has no schedule.
+    It keeps the history of runs visible, and has no schedule. It has the pipeline's owner and tags,
+    so that a team finds it among the team's DAGs.
     """
     from airflow.providers.standard.operators.python import PythonOperator
 
@@ -296,8 +349,9 @@ def _broken_dag(name: str, broken: Broken) -> DAG:
         schedule=None,
         description=f"{broken.file.name} cannot be loaded: {broken.error.detail}",
         doc_md=f"**{broken.file.name} cannot be loaded.**\n\n{message}\n",
-        tags={"sluice", "broken"},
-        default_args={"owner": OWNER},
+        tags={"sluice", "broken", *options.tags},
+        default_args={"owner": options.owner or OWNER},
+        owner_links=_owner_links(options.owner or OWNER),
     )
     PythonOperator(
         dag=dag, task_id="cannot_be_loaded", python_callable=_fail, op_args=[str(broken.error)]

@@ -116,17 +116,18 @@ def deadlines_dag(
     watched: Mapping[str, OverdueTrigger],
     notify: str,
     defaults: dict[str, Any],
+    name: str = NAME,
 ) -> DAG:
     """Return the DAG that alerts for these pipelines.
 
-    `notify` is the import path of an async function.
+    `notify` is the import path of an async function, and `name` is the DAG's id.
     """
     assets = [
-        Asset(f"{name}.overdue", watchers=[AssetWatcher(name, trigger)])
-        for name, trigger in watched.items()
+        Asset(f"{pipeline}.overdue", watchers=[AssetWatcher(pipeline, trigger)])
+        for pipeline, trigger in watched.items()
     ]
     dag = DAG(
-        NAME,
+        name,
         schedule=AssetAny(*assets),
         catchup=False,
         max_active_runs=1,
@@ -137,7 +138,7 @@ def deadlines_dag(
         # `notify`.
         default_args=defaults | {"retries": 0},
     )
-    deadlines = {name: trigger.deadline_ms for name, trigger in watched.items()}
+    deadlines = {each: trigger.deadline_ms for each, trigger in watched.items()}
     PythonOperator(
         dag=dag, task_id="alert", python_callable=alert_overdue,
         op_kwargs={"deadlines": deadlines, "notify": notify},

@@ -131,6 +131,12 @@ def advice(reason: str) -> str:
             "Only the owner of the ledger's tables creates and migrates them: open the ledger once "
             "with the owner's address in SLUICE_LEDGER, such as with sluice status."
         )
+    if "permission denied for" in reason:
+        return (
+            "The database role in this process's SLUICE_LEDGER or SLUICE_SHARDS lacks this right. "
+            "docs/security.md says which role each process needs. For example, runs, state servers "
+            "and commands that change state need sluice_runs."
+        )
     if "certificate" not in reason:
         return ""
     return (

@@ -21,6 +21,7 @@ from airflow.utils.types import DagRunType
 from pyspark.sql import SparkSession
 
 from sluice.engine.run.job_run import JobRun
+from sluice.errors import SettingsError
 from sluice.examples.orders import totals_of_topic
 from sluice.orchestration.cached_facts import facts_of_folder
 from sluice.orchestration.dags import pipeline_dags
@@ -410,6 +411,73 @@ def test_a_pipeline_that_exceeds_a_limit_is_broken_and_no_other(two_teams: Path)
     assert "broken" in dags["orders"].tags
     assert "the memory 4g, but at most 2g is allowed" in (dags["orders"].doc_md or "")
     assert "pipeline" in dags["audit"].tags
+
+
+def test_a_broken_pipeline_has_the_owner_and_the_tags_of_its_team(two_teams: Path) -> None:
+    (two_teams / "sluice.toml").write_text('[limits]\nmemory = "2g"')
+    (two_teams / "shop" / "sluice.toml").write_text(
+        '[defaults]\nowner = "shop"\ntags = ["web"]\n[pipelines.orders]\nmemory = "4g"'
+    )
+    (two_teams / "shop" / "wrong.py").write_text("raise ValueError")
+    dags = pipeline_dags(two_teams)
+    for name in ("orders", "wrong"):
+        (task,) = dags[name].tasks
+        assert task.owner == "shop"
+        assert dags[name].tags == {"sluice", "broken", "web"}
+
+
+def test_a_dag_file_of_a_team_has_only_the_teams_dags(two_teams: Path) -> None:
+    (two_teams / "sluice.toml").write_text('[defaults]\nowner = "all"\n[limits]\nretries = 3')
+    (two_teams / "audit.py").write_text("raise ValueError")
+    (two_teams / "shop" / "sluice.toml").write_text('[defaults]\npool = "shop"')
+    (two_teams / "shop" / "slow.py").write_text(
+        VISITS.format(name="slow").replace('"slow")', '"slow", deadline="10 minutes")', 1)
+    )
+    dags = pipeline_dags(two_teams / "shop")
+    assert {*dags} == {"orders", "slow", "sluice_deadlines_shop"}
+    task = main_task(dags["orders"])
+    assert (task.owner, task.pool) == ("all", "shop")
+    with _airflow_parsing_context_manager(dag_id="orders", task_id="main"):
+        assert set(pipeline_dags(two_teams / "shop")) == {"orders"}
+
+    # A team cannot escape the platform's limits by a DAG file of its own.
+    (two_teams / "shop" / "sluice.toml").write_text("[pipelines.orders]\nretries = 4")
+    dags = pipeline_dags(two_teams / "shop")
+    assert "broken" in dags["orders"].tags
+    assert "pipeline" in dags["slow"].tags
+
+
+def test_a_dag_file_of_a_team_does_not_report_other_teams_files_as_gone(
+    two_teams: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[tuple[set[str], set[str]]] = []
+
+    def note(_settings: object, broken: dict[str, object], loaded: set[str]) -> None:
+        noted.append(({*broken}, loaded))
+
+    monkeypatch.setattr("sluice.orchestration.dags.note_files", note)
+    (two_teams / "broken.py").write_text("raise ValueError")
+    pipeline_dags(two_teams / "shop")
+    assert noted == [({"broken"}, {"audit", "orders"})]
+
+
+def test_links_do_not_let_a_dag_file_escape_the_limits(two_teams: Path, tmp_path: Path) -> None:
+    (two_teams / "sluice.toml").write_text("[limits]\nretries = 3")
+    (two_teams / "shop" / "sluice.toml").write_text("[defaults]\nretries = 4")
+    linked = tmp_path / "linked"
+    linked.symlink_to(two_teams)
+    (two_teams / "shop").rename(tmp_path / "shop_of_git")
+    (two_teams / "shop").symlink_to(tmp_path / "shop_of_git")
+    for folder in (two_teams / "shop", linked / "shop"):
+        dags = pipeline_dags(folder)
+        assert {*dags} == {"orders"}
+        assert "broken" in dags["orders"].tags
+
+
+def test_a_dag_file_of_a_folder_without_a_file_is_an_error(two_teams: Path) -> None:
+    (two_teams / "web").mkdir()
+    with pytest.raises(SettingsError, match="web is not a team's folder"):
+        pipeline_dags(two_teams / "web")
 
 
 def test_a_cron_expression_follows_the_clocks_of_a_zone(tmp_path: Path) -> None:

@@ -193,10 +193,20 @@ def test_the_command_says_what_it_would_remove_and_then_removes_it(
     name = started.pipeline.name
     said = command()
     assert "These stores can no longer be queried: newest, totals." in said
+    assert f"The consumer group sluice-{name} is deleted if it exists." in said
     assert f"Nothing was changed. To remove it for good: sluice remove {name} --yes" in said
     assert found(started).generations == (1,)
     assert f"airflow dags delete {name}" in command("--yes")
     assert rows(started) == []
+
+
+def test_without_yes_the_command_also_says_why_it_would_refuse(
+    started: Running, command: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sluice.operations.removal.readers_of", lambda *_: ["reports"])
+    said = " ".join(command().split())
+    assert f"The newest batches of reports read stores of {started.pipeline.name}." in said
+    assert "To remove it for good" not in said
 
 
 def test_a_pipeline_whose_file_is_there_is_not_removed(

@@ -18,7 +18,7 @@ from sluice.errors import EngineError, Refused, SluiceError
 from sluice.operations.moves import move
 from sluice.operations.rebuild import Rebuild
 from sluice.operations.removal import remove
-from sluice.operations.renaming import rename
+from sluice.operations.renaming import rename, rename_parts
 from sluice.operations.snapshot_retention import retain
 from sluice.plan import plan
 from sluice.settings import settings
@@ -48,9 +48,11 @@ class Order(Struct):
     customer: str
 
 
-def customers(names: Names, value: Any = Customer, workers: int = 3) -> Pipeline:
+def customers(
+    names: Names, value: Any = Customer, workers: int = 3, store: str = "by_id"
+) -> Pipeline:
     pipeline = names.pipeline(workers=workers)
-    pipeline.stream(names("customers"), value=value, key="id").to_table(store="by_id")
+    pipeline.stream(names("customers"), value=value, key="id").to_table(store=store)
     return pipeline
 
 
@@ -363,6 +365,20 @@ def test_readers_of_a_renamed_pipeline_are_named(shop: Shop) -> None:
     assert f'answers="{old}_STORE"' in line
     with pytest.raises(Refused, match=f"{shop.orders.pipeline.name} read stores of {new}"):
         remove(shop.customers.settings, new)
+
+
+def test_readers_of_a_renamed_store_are_named(shop: Shop) -> None:
+    shop.set("a", "Ada")
+    shop.order("a")
+    shop.orders.run()
+    name, reader = shop.customers.pipeline.name, shop.orders.pipeline.name
+    job = plan(customers(shop.customers.names, store="people")).job
+    said = rename_parts(
+        job, shop.customers.settings, {("store", "by_id"): "people"}, only_look=True
+    )
+    (line,) = [line for line in said if "store_of" in line]
+    assert line.startswith(f"In the files of {reader}, which read stores of {name}, ")
+    assert f'answers="{name}_OLD"' in line
 
 
 def test_a_pipeline_that_others_read_is_not_removed(shop: Shop) -> None:

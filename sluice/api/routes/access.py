@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
-from contextlib import suppress
 from typing import TypeVar, cast
 
+import structlog
 from starlette.requests import Request
 
 from sluice.answers import WorkerStatus, unavailable
@@ -31,6 +31,7 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationInfo, StoreInfo
 
 T = TypeVar("T")
+log = structlog.get_logger()
 
 _LIST_STORES = "GET /sluice/v1/stores lists all stores."
 
@@ -82,11 +83,13 @@ class Access:
     async def note(self, pipeline: str, action: str, detail: str = "", run: str = "") -> None:
         """Record an action of the user on a pipeline.
 
-        The action has already been done, so this raises no error if the ledger does not answer.
+        The action has already been done, so an error of the ledger is only logged.
         """
         add = self.state.ledger.activities.add
-        with suppress(StateError):
+        try:
             await asyncio.to_thread(add, pipeline, action, self.user.name, detail, run)
+        except StateError as error:
+            log.warning("activity not recorded", pipeline=pipeline, action=action, why=error.detail)
 
     async def require_edit(self, pipeline: str) -> None:
         """Require that the user may edit the pipeline's DAG.

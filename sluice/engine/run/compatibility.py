@@ -67,6 +67,11 @@ def require_compatible(
             f"sluice rebuild {name} --changed-only. Or rebuild all stores: sluice rebuild {name}. "
             "Or undo the change."
         )
+        if renamed := _renamed_store(before, now):
+            next_step += (
+                " If you have only renamed the store, keep its state: "
+                f"sluice rename {name} --store {renamed}."
+            )
     removed = removed_stores(before, now)
     if changes == [f"store {store} was removed" for store in removed] and not interrupted():
         raise _stores_removed(name, removed)
@@ -79,6 +84,22 @@ def require_compatible(
         f"{what}{where} No records were read.",
         next_step=next_step,
     )
+
+
+def _renamed_store(before: GenerationInfo, now: GenerationInfo) -> str:
+    """Return `OLD=NEW` if one store is gone and a similar one is new; otherwise an empty text.
+
+    Whether the stores have the same definition, which contains names, is left to `sluice rename`.
+    """
+    old, new = before.stores_by_name, now.stores_by_name
+    gone, added = sorted(old.keys() - new.keys()), sorted(new.keys() - old.keys())
+    if len(gone) != 1 or len(added) != 1:
+        return ""
+    was, is_now = old[gone[0]], new[added[0]]
+    for name in ("kind", "key", "window_ms", "grace_ms", "value"):
+        if getattr(was, name) != getattr(is_now, name):
+            return ""
+    return f"{gone[0]}={added[0]}"
 
 
 def removed_stores(before: GenerationInfo, now: GenerationInfo) -> list[str]:

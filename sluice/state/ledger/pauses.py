@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 import msgspec
 from sqlalchemy import delete, insert, select
 
-from sluice.errors import PausedPipeline
+from sluice.errors import PausedPipeline, sentence
 from sluice.state.database import database_errors, transaction
 from sluice.state.ledger.ledger_part import LedgerPart
 from sluice.state.ledger.ledger_tables import PAUSES
@@ -37,7 +37,7 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True):
     def error(self) -> PausedPipeline:
         """Return the error for a run of the pipeline."""
         return PausedPipeline(
-            f"{self.pipeline} is {self}",
+            sentence(f"{self.pipeline} is {self}"),
             next_step=f"To let it run again: sluice resume {self.pipeline}.",
         )
 

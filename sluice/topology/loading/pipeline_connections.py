@@ -23,6 +23,7 @@ from sluice.topology.loading.run_options import (
     allowances,
     pipeline_folders,
     run_options,
+    unlimited_options,
 )
 from sluice.values.budgets import Allowance
 
@@ -45,12 +46,15 @@ def options_of(folder: Path, pipeline: str, known: str = "") -> RunOptions:
 def owner_of(folder: Path, pipeline: str, known: str = "") -> str:
     """Return the owner of a pipeline. `known` is the path of its file in the newest run, or empty.
 
-    The file may be in another folder: a changed pipeline is deployed from a separate folder.
+    The file may be in another folder: a changed pipeline is deployed from a separate folder. A
+    pipeline that exceeds a limit of the platform has the owner that its `sluice.toml` names.
     """
     with suppress(SettingsError):
         if known:
-            return run_options(folder, Path(known), pipeline).owner or OWNER
-    return options_of(folder, pipeline).owner or OWNER
+            return unlimited_options(folder, Path(known), pipeline).owner or OWNER
+    with suppress(SettingsError):
+        return unlimited_options(folder, _file_of(folder, pipeline), pipeline).owner or OWNER
+    return OWNER
 
 
 def allowances_of(folder: Path, pipeline: str) -> list[Allowance]:

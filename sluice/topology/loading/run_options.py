@@ -18,6 +18,9 @@ timeout = "6 hours"
 memory = "8g"
 pools = ["shop", "default_pool"]
 may_exceed = ["orders"]
+
+[limits.teams.shop]         # in place of these limits, for the pipelines in the folder `shop`
+memory = "16g"
 ```
 """
 
@@ -185,6 +188,24 @@ class _Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """The pipelines that may have their own libraries; None if all may."""
     may_exceed: tuple[Name, ...] = ()
     """The pipelines to which the limits do not apply."""
+    teams: dict[Name, _Limits] = {}  # msgspec copies the default
+    """Folder of a team → the limits that differ for its pipelines."""
+
+    def of_team(self, folder: str) -> _Limits:
+        """Return the limits for the pipelines in a team's folder.
+
+        Limits that are not given for the team are the limits of all teams.
+        """
+        own = self.teams.get(folder)
+        if own is None:
+            return self
+        given: dict[str, object] = {}
+        for name in own.__struct_fields__:
+            value = getattr(own, name)
+            if value is not None:
+                given[name] = value
+        given["may_exceed"] = self.may_exceed + own.may_exceed
+        return msgspec.structs.replace(self, **given)
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -213,28 +234,49 @@ def run_options(folder: Path, file: Path | None, pipeline: str) -> RunOptions:
     platform's. In each file, the options of a single pipeline override the defaults. Raise
     SettingsError if a `sluice.toml` is invalid, or if an option exceeds a limit of the platform.
     """
-    platform = _read(folder / FILE)
-    limits = platform.limits or _Limits()
-    options = platform.options(pipeline).over(_lowered_defaults(limits))
-    place = folder / FILE
-    if file is not None and file.parent != folder:
-        place = file.parent / FILE
-        team = _read(place)
-        if team.limits is not None:
-            raise SettingsError(
-                f"{place}: a team's file has no limits.",
-                next_step=f"Move [limits] to the platform's file, {folder / FILE}.",
-            )
-        options = team.options(pipeline).over(options)
+    options = unlimited_options(folder, file, pipeline)
+    limits = _limits(folder, file)
     if pipeline in limits.may_exceed:
         return options
     for exceeded in _exceeded(options, limits, pipeline):
+        place = folder / FILE
+        allowance = "may_exceed in [limits]"
+        if file is not None and file.parent != folder:
+            place = file.parent / FILE
+            allowance += f" or another limit in [limits.teams.{file.parent.name}]"
         raise SettingsError(
             f"{place}: the pipeline {pipeline} has {exceeded}.",
-            next_step="Correct the file, or ask the platform's team to add the pipeline to "
-            f"may_exceed in [limits] of {folder / FILE}.",
+            next_step="Correct the file, or ask the platform's team to allow it in "
+            f"{folder / FILE}, with {allowance}.",
         )
     return options
+
+
+def unlimited_options(folder: Path, file: Path | None, pipeline: str) -> RunOptions:
+    """Like `run_options`, but also return options that exceed a limit of the platform.
+
+    A pipeline that exceeds a limit does not run, but still has the owner that its file names.
+    """
+    lowered = _lowered_defaults(_limits(folder, file))
+    options = _read(folder / FILE).options(pipeline).over(lowered)
+    if file is None or file.parent == folder:
+        return options
+    place = file.parent / FILE
+    team = _read(place)
+    if team.limits is not None:
+        raise SettingsError(
+            f"{place}: a team's file has no limits.",
+            next_step=f"Move [limits] to the platform's file, {folder / FILE}.",
+        )
+    return team.options(pipeline).over(options)
+
+
+def _limits(folder: Path, file: Path | None) -> _Limits:
+    """Return the limits for the pipeline in `file`."""
+    limits = _read(folder / FILE).limits or _Limits()
+    if file is None or file.parent == folder:
+        return limits
+    return limits.of_team(file.parent.name)
 
 
 def allowances(folder: Path, file: Path | None, pipeline: str) -> list[Allowance]:
@@ -265,10 +307,16 @@ def unknown_names(folder: Path, pipelines: Iterable[str]) -> list[str]:
     for place in (parent / FILE for parent in pipeline_folders(folder)):
         content = _read(place)
         limits = content.limits or _Limits()
-        allowed = (*limits.may_exceed, *(limits.requirements or ()))
+        allowed: list[str] = []
+        for each in (limits, *limits.teams.values()):
+            allowed += [*each.may_exceed, *(each.requirements or ())]
         for name in dict.fromkeys((*content.pipelines, *allowed)):
             if name not in known:
                 warnings.append(f"{place} names the pipeline {name}, which no file defines.")
+        for team in limits.teams:
+            file = folder / team / FILE
+            if not file.is_file():
+                warnings.append(f"{place} has limits for the team {team}, but there is no {file}.")
     return warnings
 
 
@@ -317,6 +365,13 @@ def _require_valid(file: Path, content: _File) -> None:
     durations: dict[str, RunOptions | _Limits] = {**parts}
     if content.limits is not None:
         durations["[limits]"] = content.limits
+        for team, limits in content.limits.teams.items():
+            durations[f"[limits.teams.{team}]"] = limits
+            if limits.teams:
+                raise SettingsError(
+                    f"{file}: [limits.teams.{team}] has limits for teams.",
+                    next_step="Write a table [limits.teams.NAME] for each team.",
+                )
     for where, given in durations.items():
         _require_units(file, where, given)
 

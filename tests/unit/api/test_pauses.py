@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from sluice.api.runs import DagState
+from sluice.errors import StateError
 from sluice.state.ledger.leases import Holder
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationRef
@@ -50,6 +52,20 @@ def test_a_pipeline_is_resumed_and_nobody_sees_the_reason_any_more(api: Api) -> 
     assert api.ask("POST", RESUME, json={}).json() == {"was_paused": False}
     (pipeline,) = api.get("/v1/pipelines")
     assert (pipeline["status"], pipeline["pause"]) == ("ok", None)
+
+
+def test_an_action_that_cannot_be_recorded_is_done_and_logged(
+    api: Api, states: States, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise StateError("Noting who did what failed: permission denied for table activities.")
+
+    monkeypatch.setattr(states.ledger.activities, "add", refuse)
+    with capture_logs() as logs:
+        assert api.ask("POST", PAUSE, json={"reason": "new prices"}).status_code == 200
+    (line,) = [line for line in logs if line["event"] == "activity not recorded"]
+    assert (line["pipeline"], line["action"]) == ("orders", "pause")
+    assert "permission denied" in line["why"]
 
 
 @pytest.mark.parametrize(

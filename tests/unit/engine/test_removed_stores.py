@@ -51,6 +51,23 @@ def test_other_changes_are_named_beside_a_removal(before: GenerationInfo) -> Non
     assert "store totals: key" in str(raised.value)
 
 
+def test_a_store_that_may_have_been_renamed_can_keep_its_state(before: GenerationInfo) -> None:
+    def changed(**difference: str) -> GenerationInfo:
+        stores = [
+            replace(store, name="totals_by_shop", **difference) if store.name == "totals" else store
+            for store in before.stores
+        ]
+        return replace(before, stores=tuple(stores))
+
+    with pytest.raises(CompatibilityError) as raised:
+        require_compatible(before, changed(), lambda: False)
+    advice = "sluice rename orders --store totals=totals_by_shop."
+    assert raised.value.next_step.endswith(advice)
+    with pytest.raises(CompatibilityError) as raised:
+        require_compatible(before, changed(value="another type"), lambda: False)
+    assert "sluice rename" not in raised.value.next_step
+
+
 def test_an_interrupted_batch_comes_first(before: GenerationInfo) -> None:
     with pytest.raises(CompatibilityError) as raised:
         require_compatible(before, without(before, "windows"), lambda: True)

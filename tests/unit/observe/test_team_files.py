@@ -65,6 +65,33 @@ def test_the_dashboard_of_an_owner_offers_their_pipelines(call: Callable[..., Re
     assert variable["query"]["query"] == f"label_values(sluice_failed{{{OF_SHOP}}}, pipeline)"
 
 
+def test_a_pipeline_over_a_limit_keeps_its_alerts(
+    tmp_path: Path, call: Callable[..., Result]
+) -> None:
+    (tmp_path / "sluice.toml").write_text("[limits]\nretries = 1")
+    (tmp_path / "shop" / "sluice.toml").write_text(
+        '[defaults]\nowner = "shop"\n[pipelines.stock]\nretries = 2'
+    )
+    result = call("rules", "--owner", "shop")
+    assert result.exit_code == 0
+    assert OF_SHOP in result.output
+
+
+def test_an_invalid_file_of_another_team_is_only_a_warning(
+    tmp_path: Path, call: Callable[..., Result]
+) -> None:
+    expected = call("rules", "--owner", "shop").output
+    web = tmp_path / "web"
+    web.mkdir()
+    (web / "pages.py").write_text('pipeline = Pipeline("pages")')
+    (web / "sluice.toml").write_text("[default]")
+    result = call("rules", "--owner", "shop")
+    assert result.exit_code == 0
+    assert result.stdout == expected
+    warning = " ".join(result.stderr.split())
+    assert "unknown field `default`. Left out: pages." in warning
+
+
 def test_an_unknown_owner_is_told_with_those_that_there_are(call: Callable[..., Result]) -> None:
     result = call("rules", "--owner", "shopp")
     assert result.exit_code == 1

@@ -14,7 +14,7 @@ from sqlalchemy import make_url, text
 from sluice.errors import EngineError, StateError
 from sluice.settings import settings
 from sluice.state.database import database_errors, database_url, open_engine, transaction
-from sluice.state.ledger import migrations
+from sluice.state.ledger import activities, migrations
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.leases import Holder
 from sluice.state.ledger.ledger import Ledger
@@ -87,6 +87,9 @@ def test_runs_publish_and_rebuild_and_readers_read(
         reader.failures.clear("orders", "run")
         reader.pauses.pause("orders", "new prices", "ann")
         assert reader.pauses.resume("orders")
+        for _ in range(activities.MOST + 1):
+            reader.activities.add("orders", "pause", "ann", "new prices")
+        assert len(reader.activities.of("orders", activities.MOST + 1)) == activities.MOST
         assert reader.secrets.get("cursors") == reader.secrets.get("cursors")
     use(monkeypatch, as_role("runs"))
     drop_shard(states.location(0))
@@ -101,8 +104,9 @@ def test_a_reader_changes_no_state(
     states.ledger.close()
     use(monkeypatch, as_role("reader"))
     with Ledger.open(as_role("reader")) as reader:
-        with pytest.raises(StateError, match="permission denied"):
+        with pytest.raises(StateError, match="permission denied") as raised:
             reader.generations.retire("orders")
+        assert "need sluice_runs" in raised.value.next_step
         with pytest.raises(StateError, match="permission denied"):
             reader.leases.take(
                 GenerationRef("orders", 1), Holder(host="here", pid=1, process=""), None

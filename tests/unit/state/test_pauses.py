@@ -28,7 +28,7 @@ def test_a_paused_pipeline_says_who_paused_it_since_when_and_why(states: States)
     pauses = states.ledger.pauses
     pauses.require_running("orders")
     pauses.pause("orders", "new prices", "ann")
-    with pytest.raises(PausedPipeline, match=r"orders is paused by ann since .* UTC: new prices"):
+    with pytest.raises(PausedPipeline, match=r"orders is paused by ann since .* UTC: new prices\."):
         pauses.require_running("orders")
     pauses.pause("orders", "and new shops", "ben")
     (pause,) = pauses.all().values()

@@ -133,6 +133,58 @@ def test_a_team_cannot_exceed_the_platforms_limits(
     of_orders(folder)
 
 
+def test_a_team_may_have_limits_of_its_own(folder: Path) -> None:
+    write(
+        folder / "sluice.toml",
+        """
+        [limits]
+        memory = "4g"
+        retries = 1
+        may_exceed = ["audit"]
+
+        [limits.teams.shop]
+        memory = "8g"
+        """,
+    )
+    write(folder / "shop" / "sluice.toml", '[defaults]\nmemory = "8g"')
+    options = of_orders(folder)
+    assert (options.memory, options.retries) == ("8g", 1)
+    write(folder / "shop" / "sluice.toml", '[defaults]\nmemory = "9g"')
+    with pytest.raises(SettingsError, match="but at most 8g is allowed") as raised:
+        of_orders(folder)
+    assert "[limits.teams.shop]" in (raised.value.next_step or "")
+
+    # The team's limits do not apply to the pipelines of other teams.
+    web = folder / "web"
+    web.mkdir()
+    write(web / "sluice.toml", '[defaults]\nmemory = "8g"')
+    with pytest.raises(SettingsError, match="but at most 4g is allowed"):
+        run_options(folder, web / "pages.py", "pages")
+
+
+def test_a_teams_limits_may_name_further_pipelines_without_limits(folder: Path) -> None:
+    write(
+        folder / "sluice.toml",
+        """
+        [limits]
+        retries = 1
+        may_exceed = ["audit"]
+        teams.shop = {may_exceed = ["orders"]}
+        """,
+    )
+    write(folder / "shop" / "sluice.toml", "[defaults]\nretries = 5")
+    assert of_orders(folder).retries == 5
+
+
+def test_limits_of_a_team_without_a_folder_are_pointed_out(folder: Path) -> None:
+    write(folder / "sluice.toml", '[limits.teams.shops]\nmay_exceed = ["order"]')
+    assert unknown_names(folder, ["audit", "orders"]) == [
+        f"{folder / 'sluice.toml'} names the pipeline order, which no file defines.",
+        f"{folder / 'sluice.toml'} has limits for the team shops, but there is no "
+        f"{folder / 'shops' / 'sluice.toml'}.",
+    ]
+
+
 def test_sluices_defaults_give_way_to_lower_limits(folder: Path) -> None:
     write(folder / "sluice.toml", '[limits]\nretries = 1\ntimeout = "1 hour"\nmemory = "8g"')
     options = of_orders(folder)
@@ -147,6 +199,8 @@ def test_sluices_defaults_give_way_to_lower_limits(folder: Path) -> None:
         ("[defaults]\nretries = '3'", "Expected `int | null`, got `str`"),
         ("[defaults]\ntimeout = '2'", "timeout in \\[defaults\\] is '2'"),
         ("[defaults]\ntimeout = '10 ms'", "timeout in \\[defaults\\] is '10 ms'"),
+        ("[limits.teams.shop]\nmemory = '1g'", "memory in \\[limits.teams.shop\\] is '1g'"),
+        ("[limits.teams.shop.teams.web]\nretries = 1", "has limits for teams"),
         ("[pipelines.orders]\nmemory = '1g'", "memory in \\[pipelines.orders\\] is '1g'"),
         ("[defaults]\non_failure = 'page'", "on_failure in \\[defaults\\] is 'page'"),
         ("[default]", "unknown field `default`"),
