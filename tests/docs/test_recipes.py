@@ -16,6 +16,7 @@ import pytest
 
 from sluice import read_store
 from sluice.engine.run.job_run import JobRun
+from sluice.errors import SettingsError
 from sluice.kafka.topics import produce
 from sluice.local.broker import EmbeddedKafka
 from sluice.operations.changed_stores import ChangedStores
@@ -115,13 +116,20 @@ def stores(values: Settings) -> dict[str, dict[str, Any]]:
 
 def test_the_files_of_the_pages_say_how_pipelines_run(tmp_path: Path) -> None:
     """The files are those of the platform and of the shop's team."""
-    team, libraries, platform, budgets = toml_blocks(read("docs/how-to/teams.md"))
+    team, libraries, platform, exception, budgets = toml_blocks(read("docs/how-to/teams.md"))
     (tmp_path / "shop").mkdir()
     (tmp_path / "sluice.toml").write_text(platform)
     (tmp_path / "shop" / "sluice.toml").write_text(team)
     orders = run_options(tmp_path, tmp_path / "shop" / "orders.py", "orders")
     assert (orders.owner, orders.pool, orders.memory) == ("shop", "shop", "4g")
     assert run_options(tmp_path, tmp_path / "audit.py", "audit").pool == "shared"
+
+    large = tmp_path / "shop" / "sluice.toml"
+    large.write_text('[defaults]\nmemory = "12g"\n')
+    with pytest.raises(SettingsError, match="memory"):
+        run_options(tmp_path, tmp_path / "shop" / "carts.py", "carts")
+    (tmp_path / "sluice.toml").write_text(f"{platform}\n{exception}")
+    assert run_options(tmp_path, tmp_path / "shop" / "carts.py", "carts").memory == "12g"
 
     (tmp_path / "shop" / "sluice.toml").write_text(libraries)
     prices = run_options(tmp_path, tmp_path / "shop" / "prices.py", "prices")
