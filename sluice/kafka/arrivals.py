@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from confluent_kafka import Consumer, TopicPartition
 
+from sluice.errors import BrokersUnreachable, SettingsError
 from sluice.kafka.brokers import COMMITS_NOTHING, configuration_errors, quiet
 from sluice.kafka.unread_records import Offsets
 
@@ -46,7 +47,13 @@ class Arrivals:
         While a partition cannot be read, for whatever reason, its records end no wait.
         """
         until = time.monotonic() + seconds
-        consumer = self._consumer_at(positions)
+        try:
+            consumer = self._consumer_at(positions)
+        except (SettingsError, BrokersUnreachable):
+            # While a certificate and its key are being replaced, they do not fit together, and a
+            # token may be unavailable for some time. The next wait tries again.
+            time.sleep(seconds)
+            return
         while (left := until - time.monotonic()) > 0:
             message = consumer.poll(left)
             if message is not None and message.error() is None:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
@@ -93,3 +94,14 @@ def test_a_client_that_never_waits_is_not_made() -> None:
     arrivals = Arrivals({"bootstrap.servers": "unused", "no.such.setting": "1"})
     arrivals.rest()
     arrivals.close()
+
+
+def test_a_certificate_that_is_being_replaced_does_not_end_the_run(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    certificate = tmp_path / "ca.pem"
+    certificate.write_text("half of it")
+    kafka = {**cluster.kafka, "ssl.ca.location": str(certificate)}
+    cluster.send("renewed")
+    with closing(Arrivals({**kafka, "security.protocol": "ssl"})) as arrivals:
+        assert waited_s(arrivals, {"renewed": {0: 0}}, 0.3) >= 0.3
