@@ -71,7 +71,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     memory: str | None = None
     """The memory of a run, such as `"4g"`, as in SLUICE_MEMORY."""
     warm: Literal["off", "use", "start"] | None = None
-    """Whether runs use a warm driver, and start it if there is none, as in SLUICE_WARM."""
+    """Whether runs use and start warm drivers; the same values as SLUICE_WARM."""
     spark_connection: Name | None = None
     """Airflow's connection with the Spark master."""
     spark_conf: dict[str, str] = {}  # msgspec copies the default
@@ -91,7 +91,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The import path of a function that Airflow calls with its context when a run has failed."""
 
     def over(self, others: RunOptions) -> RunOptions:
-        """Return these options. Options that are None are taken from `others`.
+        """Return these options, with those of `others` in place of options that are None.
 
         Tags, Spark settings and settings of the executor are added to the ones in `others`.
         """
@@ -221,6 +221,11 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def options(self, pipeline: str) -> RunOptions:
         return self.pipelines.get(pipeline, RunOptions()).over(self.defaults)
 
+    def limits_of(self, team: Path | None) -> _Limits:
+        """Return the limits for pipelines in a team's folder; None for the platform's own."""
+        limits = self.limits or _Limits()
+        return limits if team is None else limits.of_team(team.name)
+
 
 def pipeline_folders(folder: Path) -> list[Path]:
     """Return the folders of pipelines: `folder`, and the folders of teams in it, sorted by name."""
@@ -234,16 +239,17 @@ def run_options(folder: Path, file: Path | None, pipeline: str) -> RunOptions:
     platform's. In each file, the options of a single pipeline override the defaults. Raise
     SettingsError if a `sluice.toml` is invalid, or if an option exceeds a limit of the platform.
     """
-    options = unlimited_options(folder, file, pipeline)
-    limits = _limits(folder, file)
+    platform, team = _read(folder / FILE), _team_folder(folder, file)
+    limits = platform.limits_of(team)
+    options = _unlimited(platform, folder, team, pipeline)
     if pipeline in limits.may_exceed:
         return options
     for exceeded in _exceeded(options, limits, pipeline):
         place = folder / FILE
         allowance = "may_exceed in [limits]"
-        if file is not None and file.parent != folder:
-            place = file.parent / FILE
-            allowance += f" or another limit in [limits.teams.{file.parent.name}]"
+        if team is not None:
+            place = team / FILE
+            allowance += f" or another limit in [limits.teams.{team.name}]"
         raise SettingsError(
             f"{place}: the pipeline {pipeline} has {exceeded}.",
             next_step="Correct the file, or ask the platform's team to allow it in "
@@ -257,26 +263,28 @@ def unlimited_options(folder: Path, file: Path | None, pipeline: str) -> RunOpti
 
     A pipeline that exceeds a limit does not run, but still has the owner that its file names.
     """
-    lowered = _lowered_defaults(_limits(folder, file))
-    options = _read(folder / FILE).options(pipeline).over(lowered)
-    if file is None or file.parent == folder:
+    return _unlimited(_read(folder / FILE), folder, _team_folder(folder, file), pipeline)
+
+
+def _unlimited(platform: _File, folder: Path, team: Path | None, pipeline: str) -> RunOptions:
+    """Return a pipeline's options, given the content of the platform's `sluice.toml`."""
+    options = platform.options(pipeline).over(_lowered_defaults(platform.limits_of(team)))
+    if team is None:
         return options
-    place = file.parent / FILE
-    team = _read(place)
-    if team.limits is not None:
+    of_team = _read(team / FILE)
+    if of_team.limits is not None:
         raise SettingsError(
-            f"{place}: a team's file has no limits.",
+            f"{team / FILE}: a team's file has no limits.",
             next_step=f"Move [limits] to the platform's file, {folder / FILE}.",
         )
-    return team.options(pipeline).over(options)
+    return of_team.options(pipeline).over(options)
 
 
-def _limits(folder: Path, file: Path | None) -> _Limits:
-    """Return the limits for the pipeline in `file`."""
-    limits = _read(folder / FILE).limits or _Limits()
+def _team_folder(folder: Path, file: Path | None) -> Path | None:
+    """Return the folder of the team that owns `file`; None if the file is the platform's."""
     if file is None or file.parent == folder:
-        return limits
-    return limits.of_team(file.parent.name)
+        return None
+    return file.parent
 
 
 def allowances(folder: Path, file: Path | None, pipeline: str) -> list[Allowance]:
@@ -286,13 +294,13 @@ def allowances(folder: Path, file: Path | None, pipeline: str) -> list[Allowance
     """
     own = run_options(folder, file, pipeline).budget
     granted = [] if own is None else [Allowance(own, pipeline, frozenset({pipeline}))]
-    if file is not None and file.parent != folder:
-        of_team = _read(file.parent / FILE).budget
+    if (team := _team_folder(folder, file)) is not None:
+        of_team = _read(team / FILE).budget
         if of_team is not None:
             names: set[str] = {pipeline}
-            for each in file.parent.glob("*.py"):
+            for each in team.glob("*.py"):
                 names.update(declared_names(each))
-            whose = f"The pipelines of {file.parent.name}"
+            whose = f"The pipelines of {team.name}"
             granted.append(Allowance(of_team, whose, frozenset(names)))
     of_all = _read(folder / FILE).budget
     if of_all is not None:
