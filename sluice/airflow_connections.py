@@ -125,8 +125,7 @@ def kafka_or_settings(connection: str = "") -> dict[str, str]:
     """Return the settings of a Kafka connection of Airflow, or else those in the environment.
 
     If `connection` is empty, read the connection `kafka_default`, or else SLUICE_KAFKA. Raises
-    SettingsError
-    if there is a connection, but it cannot be used.
+    SettingsError if there is a connection, but it cannot be used.
     """
     try:
         BaseHook.get_connection(connection or KAFKA)

@@ -20,8 +20,7 @@ def pause(
     """Pause a pipeline: its runs do not start, and nothing counts as wrong with it.
 
     Its trigger, its schedule, Airflow's button and sluice run do not start a run. A run in progress
-    ends
-    when it has read all records. The state can be queried. A second pause replaces the reason.
+    ends when it has read all records. The state can be queried. A second pause replaces the reason.
     """
     from sluice.state.ledger.ledger import Ledger
     from sluice.state.ledger.pauses import LONGEST_REASON

@@ -38,8 +38,7 @@ class Step:
         """Report a detail.
 
         If there is no terminal, print a new detail at most once a second, and the same detail every
-        five
-        seconds.
+        five seconds.
         """
         wait_s = _REMIND_S if detail == self._said else _OFTEN_S
         self._said = detail

@@ -317,8 +317,7 @@ def redrive_markers(
     """Return each re-driven dead letter's marker (see `kafka.redrive`) by partition and offset.
 
     Include only dead letters in the dead-letter topic with the id `topic_id`. Raises the same
-    errors as
-    `chosen_letters`.
+    errors as `chosen_letters`.
     """
     if not topic_ids(kafka, [markers_of(pipeline)], ANSWER_SECONDS):
         return {}

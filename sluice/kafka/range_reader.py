@@ -95,10 +95,9 @@ class RangeReader:
     """A consumer that reads the committed records of ranges. Use it in a `with` block.
 
     `settings` are more settings of the consumer. The settings of the connection take precedence. If
-    the
-    topic no longer has all records of a range, the reader raises an error or, with `skips_lost`,
-    reads the remaining records. `longest_silence_s`: how long the reader waits for records;
-    `LONGEST_SILENCE_S` by default.
+    the topic no longer has all records of a range, the reader raises an error or, with
+    `skips_lost`, reads the remaining records. `longest_silence_s`: how long the reader waits for
+    records; `LONGEST_SILENCE_S` by default.
     """
 
     def __init__(

@@ -58,8 +58,7 @@ class ChangedStores:
     """Adapts a pipeline's state to its changed file.
 
     If `from_topics` is set, new stores may lack records that Kafka has deleted since the other
-    stores
-    read them.
+    stores read them.
     """
 
     spark: SparkSession

@@ -31,8 +31,7 @@ def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) 
 
     The call can be repeated. Raise NotFound if the pipeline has no such worker. Raise Refused if
     another server answers at the address in `place`, if the server is the worker's standby, or if
-    another
-    command has changed the worker's placement meanwhile.
+    another command has changed the worker's placement meanwhile.
     """
     require_server(ledger, place)
     generations = ledger.generations.all(place.pipeline)

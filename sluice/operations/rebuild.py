@@ -75,8 +75,8 @@ class Rebuild:
     runs have published since the replay, and then makes the new generation current.
 
     If `only` is given, these methods raise LeaseError if generation `only` is not current any more.
-    `why` is
-    the damage to repair, if any; it is stored in a note together with the duration of the rebuild.
+    `why` is the damage to repair, if any; it is stored in a note together with the duration of the
+    rebuild.
     """
 
     spark: SparkSession
@@ -300,8 +300,7 @@ class Rebuild:
         """Return this rebuild with a job that also names the topics matching its patterns.
 
         If `from_topics` is not set, these include the topics that the old generation has read, even
-        if
-        they no longer exist.
+        if they no longer exist.
         """
         earlier = None if self.from_topics else old
         return replace(

@@ -311,8 +311,7 @@ def forget(job: Job, settings: Settings, *, dry_run: bool = False) -> tuple[str,
 
     The pipeline's next run then begins anew. Return the addresses of the shards. If `dry_run` is
     set, remove nothing. Raise Refused if the ledger knows the pipeline, or if the pipeline's
-    markers
-    say what was written.
+    markers say what was written.
     """
     name, topic = job.pipeline.name, job.pipeline.markers
     with Ledger.open(settings.ledger) as ledger:

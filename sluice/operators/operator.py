@@ -135,16 +135,17 @@ class Operator(Generic[S]):
 
     @property
     def takes_columns(self) -> bool:
-        """Whether `process_columns` gets rows whose results wait for stream time or are passed on.
+        """Return whether `process_columns` gets rows whose results wait or are passed on.
 
-        Results are passed on if another operator gets them directly. If results neither wait nor
-        are passed on, the operator always gets its rows as columns.
+        Results wait if stream time must advance before they are sent. They are passed on if another
+        operator gets them directly. If results neither wait nor are passed on, the operator always
+        gets its rows as columns.
         """
         return False
 
     @property
     def takes_last_results(self) -> bool:
-        """Whether `process_columns` gets the results that another operator passes on.
+        """Return whether `process_columns` gets the results that another operator passes on.
 
         They are the last result of each window in a batch.
         """

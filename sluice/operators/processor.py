@@ -43,7 +43,7 @@ TimerKey = TypeVar("TimerKey", covariant=True, default=str)
 
 
 class Record(msgspec.Struct, Generic[V_co, RecordKey], frozen=True):
-    """A record of a stream. The record's value has the declared type or is None.
+    """A record of a stream, whose value has the declared type or is None.
 
     A record of a stream with windowed keys is a `Record[V, Windowed[str]]`.
     """

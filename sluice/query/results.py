@@ -69,7 +69,7 @@ class Answer(Result):
 
 @dataclass(frozen=True)
 class Page(Answer):
-    """A page of entries. The next page begins after `after`; on the last page, this is None."""
+    """A page of entries. The next page begins after the entry `after`; the last page has None."""
 
     after: EntryId | None
 

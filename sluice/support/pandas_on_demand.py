@@ -14,9 +14,8 @@ def import_pandas_on_demand() -> None:
     """Import pyarrow so that it does not import pandas unless this process imports pandas itself.
 
     pyarrow imports pandas to recognize pandas objects, at the latest when it first makes an array
-    of a
-    list. This takes 0.2 s and 25 MB. But as long as nothing else has imported pandas, there are no
-    such objects.
+    of a list. This takes 0.2 s and 25 MB. But as long as nothing else has imported pandas, there
+    are no such objects.
     """
     if "pandas" in sys.modules or any(isinstance(each, _PandasFinder) for each in sys.meta_path):
         return

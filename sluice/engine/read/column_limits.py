@@ -22,7 +22,7 @@ Check: TypeAlias = Callable[[pa.Array], None]
 
 
 def without_limits(kind: inspect.Type) -> tuple[inspect.Type, Check | None]:
-    """Return a type without its limits, and the function that checks them; None if there are none.
+    """Return a type without its limits, and a function that checks them, or None.
 
     Limits that Arrow would check differently stay in the type: patterns, and multiples of a number.
     """

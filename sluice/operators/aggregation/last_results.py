@@ -384,7 +384,7 @@ class LastResults:
         return np.flatnonzero(is_complete)
 
     def _records(self, states: KeyStates[Windows], rows: KeyedRows) -> _Records | None:
-        """Return the complete records whose order does not matter; None if there are none."""
+        """Return the complete records whose order does not matter, or None."""
         complete = self._complete(rows)
         if not len(complete):
             return None

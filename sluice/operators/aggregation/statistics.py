@@ -1,8 +1,8 @@
 """Statistics of one or two columns from exact sums of powers.
 
 Only the result is rounded, and only once. The result therefore does not depend on the order of the
-values, or on where a batch ends. The result is None if there are too few values, if the formula
-would divide by zero because all values are equal, or if the result is too large for a double.
+values, or on where a batch ends. The result is None for too few values, for equal values if the
+formula would then divide by zero, and for a statistic that is too large for a double.
 """
 
 from __future__ import annotations

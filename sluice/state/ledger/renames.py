@@ -77,7 +77,7 @@ class Renames(LedgerPart):
     """The former names in all pipelines."""
 
     def of(self, former: str) -> Rename | None:
-        """Return the renaming of the pipeline with this former name; None if there is none."""
+        """Return the renaming of the pipeline that once had this name, or None."""
         rows = self._read(
             select(RENAMES).where(RENAMES.c.kind == "pipeline", RENAMES.c.former == former)
         )

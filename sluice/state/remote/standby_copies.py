@@ -211,7 +211,7 @@ def promote_standby(
 def promote_lost_standbys(
     ledger: Ledger, ref: GenerationRef, epoch: int, lost: Iterable[int] | None, run: str, why: str
 ) -> list[str]:
-    """Promote the standbys of `lost`, or if `lost` is None, of all workers with silent servers.
+    """Promote the standbys of the `lost` workers; None stands for all whose servers are silent.
 
     Return the notes. Raise the same errors as `promote_standby`.
     """

@@ -64,7 +64,7 @@ def conditions(within: RowRange, after: EntryId | None) -> tuple[str, list[Any]]
 
 
 def _after_prefix(prefix: str) -> str | None:
-    """Return the text that sorts right after all texts with this prefix, None if there is none."""
+    """Return the text that sorts right after all texts with this prefix, or None."""
     for index in range(len(prefix) - 1, -1, -1):
         code = ord(prefix[index])
         if code < sys.maxunicode:
